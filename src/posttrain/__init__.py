@@ -1,0 +1,1 @@
+"""Reinforcement learning of language models: methods composed from parts, one loop."""

@@ -1,0 +1,1 @@
+"""Seats, games and leagues."""

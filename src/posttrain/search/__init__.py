@@ -1,0 +1,1 @@
+"""Search at test time."""
