@@ -3,7 +3,7 @@
 PosttrainError
 ├── ConfigError(ValueError)        a run, part or option cannot mean what was written
 ├── DataError(ValueError)          rows, columns, prompts or files that cannot be used
-├── TemplateError(ValueError)      a chat template, end token or padding set-up that would train wrongly
+├── TemplateError(ValueError)      template, end token or padding that would train wrongly
 ├── VerifierError(RuntimeError)    nothing could be graded; the sample is unscorable, never 0
 ├── EnvError(RuntimeError)         an environment failed; the fault is not the policy's
 ├── EngineError(RuntimeError)      sampling or scoring failed

@@ -1,0 +1,1 @@
+"""Sources of tasks, chat rendering, model files, stored groups."""

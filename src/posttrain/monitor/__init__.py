@@ -1,0 +1,1 @@
+"""Events, sinks, metrics and reports."""

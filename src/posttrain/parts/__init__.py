@@ -1,0 +1,1 @@
+"""Parts a method is composed of."""

@@ -1,0 +1,1 @@
+"""Engines and the runner that executes plans."""

@@ -1,0 +1,1 @@
+"""Case runner, conformance checks and tiny models for tests."""

@@ -1,0 +1,1 @@
+"""The loop, the learner, schedules and checkpoints."""
