@@ -1,0 +1,1 @@
+"""Fit, evaluate, rollout, rescore, replay: where trainer, engine and sinks meet."""
