@@ -170,7 +170,7 @@ def write_model(folder: str) -> None:
 def rollout(sampled: list[list[float]]):
     """A TRL rollout function that hands in the stored completions."""
 
-    def hand_in(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
+    def hand_in(prompts: list[str], _trainer: GRPOTrainer) -> dict[str, Any]:
         return {
             "prompt_ids": [PROMPTS[row // GROUP] for row in range(len(prompts))],
             "completion_ids": COMPLETIONS,
@@ -184,7 +184,7 @@ def rollout(sampled: list[list[float]]):
 def column(rewards: list[list[float | None]], index: int):
     """The reward function that returns one stored column."""
 
-    def reward(completions: list[str], **_: object) -> list[float | None]:
+    def reward(**_: object) -> list[float | None]:
         return [row[index] for row in rewards]
 
     reward.__name__ = f"column_{index}"
