@@ -16,7 +16,7 @@ from posttrain.types.episode import Stop
 from posttrain.types.probe import Want
 
 if TYPE_CHECKING:
-    from posttrain.types.term import Counts, Stats, Tally, Term, TokenBatch
+    from posttrain.types.term import Counts, Forward, GradientRule, Stats, Term, TokenBatch
 
 Capability: TypeAlias = Literal[
     "topk",
@@ -152,11 +152,13 @@ class Learner(Protocol):
         terms: Sequence[Term],
         counts: Sequence[Counts],
         stats: Sequence[Stats | None],
-    ) -> Mapping[str, Tally]:
-        """Add the gradient of the terms on one micro-batch; metrics by name."""
+        *,
+        rule: GradientRule | None = None,
+    ) -> Forward:
+        """Add the gradient of the terms on one micro-batch (by slice, if a rule is given)."""
         ...
 
-    def optim_step(self, model: str) -> Mapping[str, float]:
+    def optim_step(self, model: str, *, rule: GradientRule | None = None) -> Mapping[str, float]:
         """Apply the gathered gradient; returns grad_norm and learning_rate."""
         ...
 

@@ -92,7 +92,6 @@ class LoRA:
 
     rank: int = 16
     alpha: float = 32.0
-    dropout: float = 0.0
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
                                 "down_proj")  # fmt: skip
 

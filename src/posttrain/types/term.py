@@ -131,6 +131,16 @@ class TermOut:
         return (torch.where(self.weights != 0, self.losses, zero) * self.weights).sum()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """What one forward and backward pass over a micro-batch gave, detached."""
+
+    loss: float
+    metrics: Mapping[str, Tally]
+    policy_logprobs: Tensor
+    """[B, T] float32 on the loss mask, 0 elsewhere."""
+
+
 class Term(ABC):
     """One summand of a model's loss. Subclasses are frozen dataclasses."""
 
