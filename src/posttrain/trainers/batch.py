@@ -138,7 +138,7 @@ def _group_rows(
         context = terms[0].view(group.task, group, s)
         if context is not None:
             found.append((s, context, mask))
-    for s, context, mask in sorted(found, key=lambda f: (_length(group, f[1]), f[0])):
+    for s, context, mask in sorted(found, key=lambda f: (_length(f[1]), f[0])):
         spans = [p for p in context if isinstance(p, Span)]
         if len(spans) < len(context):
             alone.append(_rendered(group, s, context, mask, render))
@@ -156,7 +156,7 @@ def _group_rows(
     return [_close(group, row, numbers) for row in (*open_rows, *alone)]
 
 
-def _length(group: Group, context: Iterable[Piece]) -> int:
+def _length(context: Iterable[Piece]) -> int:
     return sum(p.tokens if isinstance(p, Span) else len(p.text) for p in context)
 
 
@@ -272,22 +272,22 @@ def collate(rows: Sequence[Row], *, all_rows: Sequence[Row] | None = None) -> To
     names = sorted({name for row in rows for name in row.columns})
     nan = float("nan")
     return TokenBatch(
-        ids=_padded([r.ids for r in rows], width, 0),
-        attention_mask=_padded([np.ones(r.num_tokens, bool) for r in rows], width, False),
-        loss_mask=_padded([r.loss_mask for r in rows], width, False),
-        temperature=_padded([r.temperature for r in rows], width, 1.0),
+        ids=_padded([r.ids for r in rows], width, fill=0),
+        attention_mask=_padded([np.ones(r.num_tokens, bool) for r in rows], width, fill=False),
+        loss_mask=_padded([r.loss_mask for r in rows], width, fill=False),
+        temperature=_padded([r.temperature for r in rows], width, fill=1.0),
         columns={
             name: _padded(
                 [r.columns.get(name, np.full(r.num_tokens, nan, np.float32)) for r in rows],
                 width,
-                nan,
+                fill=nan,
             )
             for name in names
         },
         row=torch.tensor([place[id(r)] for r in rows]),
         episode=torch.tensor([r.episode for r in rows]),
         group=torch.tensor([r.group for r in rows]),
-        segment=_padded([r.segment for r in rows], width, -1),
+        segment=_padded([r.segment for r in rows], width, fill=-1),
         row_tokens=torch.tensor([r.num_trained for r in rows]),
         episode_tokens=torch.tensor([per_episode[r.episode] for r in rows]),
         payloads={
@@ -297,7 +297,7 @@ def collate(rows: Sequence[Row], *, all_rows: Sequence[Row] | None = None) -> To
     )
 
 
-def _padded(arrays: Sequence[np.ndarray], width: int, fill: float) -> Tensor:
+def _padded(arrays: Sequence[np.ndarray], width: int, *, fill: float) -> Tensor:
     out = np.full((len(arrays), width), fill, arrays[0].dtype)
     for i, array in enumerate(arrays):
         out[i, : len(array)] = array

@@ -8,7 +8,7 @@ throughout: a ratio compares the same network with itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -123,8 +123,19 @@ class LocalLearner:
         stats: Sequence[Stats | None],
         *,
         rule: GradientRule | None = None,
+        current: frozenset[str] = frozenset(),
     ) -> Forward:
         """Add the gradient of the terms on one micro-batch.
+
+        Args:
+            model: A trained model.
+            batch: Rows of one micro-batch.
+            terms: Terms that share the batch's view and tokens.
+            counts: Sizes of the whole optimiser step, one a term.
+            stats: Merged sums of the terms of reach ``step``, else None.
+            rule: Differentiates in slices.
+            current: Columns that equal the policy's own log-probs because its weights have not
+                moved since they would have been probed (``old_logprobs`` at the first use).
 
         Raises:
             NumericsError: the loss is not finite.
@@ -133,6 +144,9 @@ class LocalLearner:
         batch = on_device(batch, self.device)
         needs = frozenset(need for term in terms for need in term.needs)
         out = self.forward(model, batch, needs=needs)
+        if current:
+            own = dict.fromkeys(current, out.policy_logprobs.detach().float())
+            batch = replace(batch, columns={**batch.columns, **own})
         given = zip(terms, counts, stats, strict=True)
         results = [term(batch, out, c, s) for term, c, s in given]
         loss = torch.stack([r.loss for r in results]).sum()

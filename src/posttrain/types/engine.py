@@ -154,8 +154,16 @@ class Learner(Protocol):
         stats: Sequence[Stats | None],
         *,
         rule: GradientRule | None = None,
+        current: frozenset[str] = frozenset(),
     ) -> Forward:
-        """Add the gradient of the terms on one micro-batch (by slice, if a rule is given)."""
+        """Add the gradient of the terms on one micro-batch (by slice, if a rule is given).
+
+        Columns named in ``current`` equal the policy's own log-probs at this pass.
+        """
+        ...
+
+    def summarise(self, model: str, batch: TokenBatch, terms: Sequence[Term]) -> list[Stats]:
+        """First-pass sums of one micro-batch, for terms of reach ``step``."""
         ...
 
     def optim_step(self, model: str, *, rule: GradientRule | None = None) -> Mapping[str, float]:

@@ -82,7 +82,10 @@ class Evaluation:
     samples: int = 1
     """Episodes a task."""
     decode: Decode | None = None
+    """None means the run's own."""
     seat: str = "policy"
+    threshold: float = 0.5
+    """An episode is solved when its total reward is above this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
