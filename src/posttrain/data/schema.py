@@ -110,6 +110,7 @@ _REWARDS = _rows(
     version=_TEXT,
     seconds=pa.float64(),
     note=_TEXT,
+    answer=_TEXT,
 )
 GROUPS = pa.schema(
     {

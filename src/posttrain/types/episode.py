@@ -108,7 +108,9 @@ class RewardRow:
     version: str = ""
     seconds: float = 0.0
     note: str = ""
-    """What was extracted and how it was compared, or why there is no value."""
+    """How it was compared, or why there is no value."""
+    answer: str = ""
+    """The answer that was extracted, in the form equal answers share; votes count these."""
 
 
 @dataclass(frozen=True, slots=True)
