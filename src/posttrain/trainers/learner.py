@@ -7,6 +7,7 @@ throughout: a ratio compares the same network with itself.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -152,7 +153,7 @@ class LocalLearner:
         loss = torch.stack([r.loss for r in results]).sum()
         if not torch.isfinite(loss):
             raise NumericsError(
-                f"the loss of model {model!r} is {float(loss)} on a micro-batch of "
+                f"the loss of model {model!r} is {loss.item()} on a micro-batch of "
                 f"{len(batch.ids)} rows; terms: {[type(t).__name__ for t in terms]}. Lower the "
                 "learning rate, or look at rewards and log-probs with `posttrain view`."
             )
@@ -317,7 +318,7 @@ class LocalLearner:
             for key, tensor in entry["master"].items():
                 held.master[key].copy_(tensor)
             if held.optimiser is not None:
-                held.optimiser.load_state_dict(entry["optimiser"])
+                held.optimiser.load_state_dict(copy.deepcopy(entry["optimiser"]))
             self._refresh(held)
 
     def _held(self, name: str) -> Held:

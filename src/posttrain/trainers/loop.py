@@ -20,7 +20,7 @@ from posttrain.rollout.runner import Job, Runner
 from posttrain.trainers import checkpoint
 from posttrain.trainers.batch import Render
 from posttrain.trainers.checkpoint import Position
-from posttrain.trainers.evaluate import evaluate
+from posttrain.trainers.evaluate import evaluate_run
 from posttrain.trainers.inflight import Inflight
 from posttrain.trainers.learner import LocalLearner
 from posttrain.trainers.metrics import mismatch, rollout_metrics, sampled_tokens
@@ -181,14 +181,19 @@ class Loop:
             step=step,
             num_groups=phase.groups_per_step or trainer.groups_per_step,
             source=phase.source,
-            method=phase.method,
+            plan=phase.method.plan,
+            keep=phase.method.keep,
+            rule=phase.method.source,
+            verifiers=phase.method.verifiers,
             state=self.state,
         )
 
     def _learn(self, phase: Phase, groups: list[Group]) -> tuple[list[Group], dict[str, float]]:
         method = phase.method
         with self._timed("score"):
-            groups = self.on.runner.grade(groups, source=phase.source, method=method)
+            groups = self.on.runner.grade(
+                groups, source=phase.source, verifiers=method.verifiers
+            )
             deferred = deferred_probes(method)
             probes = [p for p in method.probes if p.name not in deferred]
             groups = probe_stage(groups, probes, self.on.learner, render=self.on.render)
@@ -240,7 +245,7 @@ class Loop:
         if due and self.position.latest.get("eval/step") == float(self.position.step):
             return
         with self._timed("evaluate"):
-            metrics = evaluate(self.on.runner, plan, decode=self.run.decode, state=self.state)
+            metrics = evaluate_run(self.on.runner, plan, decode=self.run.decode, state=self.state)
         metrics["eval/step"] = float(self.position.step)
         self.position = replace(self.position, latest={**self.position.latest, **metrics})
         self.on.emit(Evaluated(step=self.position.step, metrics=metrics))

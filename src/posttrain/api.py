@@ -1,1 +1,0 @@
-"""Fit, evaluate, rollout, rescore, replay: where trainer, engine and sinks meet."""
