@@ -78,9 +78,7 @@ def random_groups(num=3, *, size=4, vocab=17, seed=0) -> list[Group]:
         for member in range(size):
             ids = rng.integers(3, vocab, rng.integers(1, 9))
             segments.append(
-                segment(
-                    ids, context=[(0, prompt.num_tokens)], advantage=rng.normal(), turn=1
-                )
+                segment(ids, context=[(0, prompt.num_tokens)], advantage=rng.normal(), turn=1)
             )
             episodes.append((0, member + 1))
         made.append(group(segments, episodes, draw=draw))

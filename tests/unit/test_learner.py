@@ -112,7 +112,9 @@ def test_bf16_compute_moves_fp32_masters_by_less_than_bf16_can_hold():
 
 def test_clipping_scales_the_whole_gradient():
     rows = build_rows(random_groups(), (Plain(),), model="policy")
-    learner = learner_with(Trained(path="t", optimiser=AdamW(max_grad_norm=0.01), compute="float32"))
+    learner = learner_with(
+        Trained(path="t", optimiser=AdamW(max_grad_norm=0.01), compute="float32")
+    )
     _, found = gradients(learner, rows, max_tokens=10**6)
     norm = torch.cat([g.flatten() for g in found.values()]).norm().item()
     assert norm > 0.01
@@ -132,7 +134,12 @@ def test_scores_equal_a_plain_forward_pass_and_keep_their_order():
             want=want,
             temperature=0.7,
         )
-        for n, m, want in [(3, 4, Logprobs()), (1, 2, Entropy()), (6, 1, Logprobs()), (2, 3, TopK(2))]
+        for n, m, want in [
+            (3, 4, Logprobs()),
+            (1, 2, Entropy()),
+            (6, 1, Logprobs()),
+            (2, 3, TopK(2)),
+        ]
     ]
     found = learner.score(items)
     model = tiny_llama()
@@ -167,7 +174,9 @@ def test_a_state_comes_back_bit_for_bit():
 
 
 def test_an_adapter_trains_alone_and_is_merged_for_the_engine():
-    spec = Trained(path="t", optimiser=AdamW(lr=1e-2), compute="float32", lora=LoRA(rank=2, alpha=4))
+    spec = Trained(
+        path="t", optimiser=AdamW(lr=1e-2), compute="float32", lora=LoRA(rank=2, alpha=4)
+    )
     learner = learner_with(spec)
     held = learner.models["policy"]
     assert held.master

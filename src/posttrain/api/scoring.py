@@ -39,9 +39,7 @@ def rollout(
     """
     machinery, loaded = build(run, emit=emit, engine=engine)
     try:
-        groups = evaluation_groups(
-            machinery.runner, plan, decode=run.decode, state=empty_state()
-        )
+        groups = evaluation_groups(machinery.runner, plan, decode=run.decode, state=empty_state())
     finally:
         machinery.engine.close()
     check_templates(run, loaded, [g.task for g in groups[:1]])

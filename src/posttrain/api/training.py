@@ -84,7 +84,11 @@ def fit(
 
 
 def replay(
-    run: Run, groups: Sequence[Group] | str | Path, *, phase: int = 0, checkpoint_: Path | None = None
+    run: Run,
+    groups: Sequence[Group] | str | Path,
+    *,
+    phase: int = 0,
+    checkpoint_: Path | None = None,
 ) -> tuple[list[Group], dict[str, float]]:
     """Take the update of one step again from stored groups, without sampling.
 

@@ -67,7 +67,9 @@ class Hub:
                 listener.on(event)
             except Exception as error:  # noqa: BLE001 (the boundary: a listener must not stop a run)
                 self._listeners.remove(listener)
-                self._warn(f"{type(listener).__name__} failed and is left out from here on: {error!r}")
+                self._warn(
+                    f"{type(listener).__name__} failed and is left out from here on: {error!r}"
+                )
         for thread in self._threads:
             thread.on(event)
 

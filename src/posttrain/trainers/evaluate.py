@@ -110,8 +110,10 @@ def scores_of(
     return Scores(
         accuracy=accuracy,
         pass_at={
-            k: accuracy if k == 1 else _interval([pass_at_k(len(s), sum(s), k)
-               for s in solved.values()]) for k in ks
+            k: accuracy
+            if k == 1
+            else _interval([pass_at_k(len(s), sum(s), k) for s in solved.values()])
+            for k in ks
         },  # fmt: skip
         majority_at={
             k: _interval([majority_of_k(a, RIGHT, k) for a in answers.values()])

@@ -191,9 +191,7 @@ class Loop:
     def _learn(self, phase: Phase, groups: list[Group]) -> tuple[list[Group], dict[str, float]]:
         method = phase.method
         with self._timed("score"):
-            groups = self.on.runner.grade(
-                groups, source=phase.source, verifiers=method.verifiers
-            )
+            groups = self.on.runner.grade(groups, source=phase.source, verifiers=method.verifiers)
             deferred = deferred_probes(method)
             probes = [p for p in method.probes if p.name not in deferred]
             groups = probe_stage(groups, probes, self.on.learner, render=self.on.render)
@@ -302,5 +300,3 @@ class Loop:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
-
-

@@ -116,5 +116,3 @@ def mismatch(groups: Sequence[Group]) -> dict[str, float]:
         "sampling/sampling_logp_difference/mean": float(gaps.mean()),
         "sampling/sampling_logp_difference/max": float(gaps.max()),
     }
-
-

@@ -290,5 +290,3 @@ def _record(
             column = Column(array, model=model, version=learner.version(model))
             new = {name: column for name in names if name not in old}
             recorded.setdefault(part[row.group], {}).setdefault(s, {}).update(new)
-
-

@@ -1,0 +1,229 @@
+"""Messages to token ids and back, with exact provenance: who wrote which token.
+
+A conversation is only ever extended. What a seat drew stays as it was drawn; what a template puts
+around it is rendered once, tokenised in its place and cut off by ids. Text is a view of ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from posttrain.data.chat_text import ChatText, Tools, eos_ids
+from posttrain.data.chat_turns import ChatTurns
+from posttrain.data.detokenise import Detokeniser
+from posttrain.errors import DataError, TemplateError
+from posttrain.types.message import Message, Messages
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from posttrain.data.chat_check import ChatReport
+    from posttrain.types.ask import Decode
+
+
+class Renderer:
+    """One tokenizer and one chat template.
+
+    Args:
+        tokenizer: A ``transformers`` tokenizer.
+        template: A chat template, or a file of one, instead of the tokenizer's own.
+        stop_ids: Further end ids of the model, e.g. the list of its generation config.
+        reasoning: Tags around reasoning, as the model writes them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        template: str | None = None,
+        *,
+        stop_ids: Sequence[int] = (),
+        reasoning: tuple[str, str] = ("<think>", "</think>"),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.chat = ChatText(tokenizer, template)
+        self.turns = ChatTurns(self.chat, stop_ids=stop_ids)
+        self.reasoning = reasoning
+        self._stop_ids = tuple(int(i) for i in stop_ids)
+        self._detokeniser = Detokeniser(tokenizer)
+
+    def prompt(self, messages: Messages, *, tools: Tools | None = None) -> np.ndarray:
+        """[tokens] int32: the conversation and the header of the assistant's next turn.
+
+        A last message of the assistant is a beginning that the model goes on with.
+
+        Raises:
+            TemplateError: there is no template, or it cannot render these roles.
+            DataError: there are no messages.
+        """
+        if not messages:
+            raise DataError("a prompt has no messages: give at least one user message.")
+        begun = messages[-1].content if messages[-1].role == "assistant" else ""
+        asked = messages[:-1] if messages[-1].role == "assistant" else messages
+        text = self.chat.render(asked, generation=True, tools=tools)
+        return _array(self.chat.encode(text + self.turns.derived_header + begun))
+
+    def raw(self, text: str) -> np.ndarray:
+        """[tokens] int32: a string as it is, with the tokenizer's begin token exactly once."""
+        ids = self.chat.encode(text)
+        prefix = self._prefix
+        if prefix and tuple(ids[: len(prefix)]) != prefix:
+            ids = [*prefix, *ids]
+        return _array(ids)
+
+    @cached_property
+    def _prefix(self) -> tuple[int, ...]:
+        return self.chat.prefix()
+
+    def bridge(
+        self,
+        messages: Messages,
+        *,
+        closed: bool,
+        after: Sequence[int] | np.ndarray | None = None,
+        tools: Tools | None = None,
+    ) -> np.ndarray:
+        """[tokens] int32: from the end of an assistant turn to the start of the next.
+
+        Closes the turn where it is not closed, then the new messages, then the next header. None
+        of these tokens was drawn, so none is trained.
+
+        Args:
+            messages: What was said after the turn.
+            closed: Whether the turn ended with an end token of its own.
+            after: The turn as it was drawn. With it a half-written end is completed and
+                reasoning left open is closed.
+            tools: As for ``prompt``.
+
+        Raises:
+            TemplateError: the template cannot put these roles after an assistant turn.
+        """
+        for role in {m.role for m in messages}:
+            if not self.turns.follows(role):
+                raise TemplateError(
+                    f"the chat template of {self.chat.name!r} does not write a message of the "
+                    f"role {role!r} after an assistant turn in its place. Use a role it knows "
+                    "there (user, tool), or set Trained.template."
+                )
+        tail = self.turns.tail(messages, generation=True, tools=tools)
+        turn = [] if after is None else [int(i) for i in after]
+        drawn = self.turns.drawn_closing(tail, turn)
+        if closed and not drawn:
+            drawn = self.turns.closing(tail)
+        return _array([*self._close_reasoning(turn), *tail[drawn:]])
+
+    def _close_reasoning(self, turn: Sequence[int]) -> list[int]:
+        """Ids that close reasoning a turn left open; empty where it is closed."""
+        if not turn:
+            return []
+        begin, end = self.reasoning
+        text = self.turns.header + self._detokeniser.text(turn, markers=True)
+        return self.chat.encode(end) if text.rfind(begin) > text.rfind(end) else []
+
+    def assistant(self, text: str) -> np.ndarray:
+        """[tokens] int32 of a given assistant turn, its end-of-turn token included.
+
+        Tokenised after a dummy header, so that a leading space is what the model would draw.
+        """
+        if not self.chat.has_template:
+            return _array([*self.chat.encode(text), *eos_ids(self.tokenizer)[:1]])
+        user = (Message("user", self.turns.words[0]),)
+        head = self.chat.render(user, generation=True) + self.turns.derived_header
+        before, whole = self.chat.encode(head), self.chat.encode(head + text)
+        own = whole[len(before) :] if whole[: len(before)] == before else self.chat.encode(text)
+        end = self.turns.end_of_turn or eos_ids(self.tokenizer)[:1]
+        return _array([*own, *end])
+
+    def conversation(
+        self, messages: Messages, *, tools: Tools | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A given conversation: [tokens] int32 and [tokens] bool, True on assistant turns.
+
+        The mask comes from who wrote each part, so a template needs no marks for it. The end
+        token of a turn belongs to the turn, the next header does not.
+        """
+        turns = [i for i, m in enumerate(messages) if m.role == "assistant"]
+        if not turns or turns[0] == 0:
+            raise DataError(
+                "a conversation to train on needs an assistant turn after a prompt, got the roles "
+                f"{[m.role for m in messages]}."
+            )
+        parts = [(self.prompt(messages[: turns[0]], tools=tools), False)]
+        for turn, following in zip(turns, [*turns[1:], None], strict=True):
+            parts.append((self.assistant(messages[turn].content), True))
+            if following is not None:
+                between = messages[turn + 1 : following]
+                parts.append((self.bridge(between, closed=True, tools=tools), False))
+        mask = np.concatenate([np.full(len(ids), own) for ids, own in parts])
+        return np.concatenate([ids for ids, _ in parts]), mask
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> tuple[str, np.ndarray]:
+        """Text without special tokens, and [tokens] int32 its length after each token."""
+        return self._detokeniser.with_ends(ids)
+
+    def message(self, ids: Sequence[int] | np.ndarray) -> Message:
+        """What a seat drew, as the message an environment reads."""
+        return Message("assistant", self._detokeniser.text(ids))
+
+    def show(self, ids: Sequence[int] | np.ndarray, mask: Sequence[bool] | np.ndarray) -> str:
+        """One line with all tokens as text and trained runs in brackets."""
+        return self._detokeniser.show(ids, mask)
+
+    def closes(self, ids: Sequence[int] | np.ndarray) -> bool:
+        """Whether a drawn turn ended by itself: with an end id, or with the template's end text."""
+        if len(ids) and int(ids[-1]) in self.end_ids:
+            return True
+        return any(self._detokeniser.text(ids).rstrip().endswith(s) for s in self.end_strings)
+
+    @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end an assistant turn when drawn."""
+        if not self.chat.has_template:
+            return tuple(dict.fromkeys((*eos_ids(self.tokenizer), *self._stop_ids)))
+        return self.turns.end_ids
+
+    @cached_property
+    def end_strings(self) -> tuple[str, ...]:
+        """Strings that end a turn where the template closes it with several plain tokens."""
+        if not self.chat.has_template or not self.turns.end_text:
+            return ()
+        return (self.turns.end_text,)
+
+    @cached_property
+    def template_hash(self) -> str:
+        """Hash of the template's text; empty where there is none."""
+        return _digest(self.chat.template()) if self.chat.has_template else ""
+
+    @cached_property
+    def tokenizer_hash(self) -> str:
+        """Hash of everything that decides how text becomes ids."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        vocabulary = sorted(self.tokenizer.get_vocab().items(), key=lambda item: item[1])
+        special = sorted(self.turns.special)
+        return _digest(backend.to_str() if backend is not None else repr((vocabulary, special)))
+
+    def check(self, decode: Decode | None = None, *, chat: bool = True) -> ChatReport:
+        """What would be trained, shown; problems that would train wrongly are errors.
+
+        Args:
+            decode: How turns are drawn, where its stop strings or ids end them.
+            chat: Whether prompts are messages; strings need no template.
+
+        Raises:
+            TemplateError: with the trained tokens of a small conversation.
+        """
+        from posttrain.data.chat_check import check_chat, check_text
+
+        return check_chat(self, decode) if chat else check_text(self, decode)
+
+
+def _array(ids: Sequence[int]) -> np.ndarray:
+    return np.asarray(ids, np.int32)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
