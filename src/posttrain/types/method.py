@@ -77,6 +77,11 @@ class Plan(ABC):
     reads: ClassVar[frozenset[str]] = frozenset()
     """Verifiers and probes it reads between rounds, by name; ``*`` means every verifier."""
 
+    @property
+    def group_size(self) -> int | None:
+        """Episodes every group will have, where that is known beforehand."""
+        return None
+
     @abstractmethod
     def __call__(self, task: Task, group: Group, state: State) -> Sequence[Ask]:
         """The next asks; nothing ends the group. Called when all earlier asks have ended."""
@@ -169,6 +174,7 @@ class Method:
         names = [p.name for p in self.probes]
         if len(set(names)) < len(names):
             raise ConfigError(f"method {self.name!r} has two probes of one name: {names}.")
+        self._check_group_size()
         made = {*names, *(self.credit.writes if self.credit else ()), "rollout_logprobs"}
         users: list[tuple[str, frozenset[str]]] = [
             (type(t).__name__, t.reads) for ts in self.terms.values() for t in ts
@@ -182,6 +188,16 @@ class Method:
                     f"no credit writes (there are {sorted(made)}).{nearest(column, made)} Add a "
                     f"Probe(name={column!r}, ...) or take the part out."
                 )
+
+    def _check_group_size(self) -> None:
+        size, credit = self.plan.group_size, self.credit
+        if credit is not None and size is not None and size < credit.min_group:
+            raise ConfigError(
+                f"method {self.name!r}: {type(credit).__name__} compares the episodes of a group "
+                f"and needs at least {credit.min_group}, but the plan samples {size}: every "
+                f"advantage would be 0. Raise the group size, or take a credit with a baseline "
+                f"from outside the group."
+            )
 
     @property
     def parts(self) -> dict[str, object]:
