@@ -11,13 +11,18 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from typing_extensions import override
 
 from posttrain.errors import ConfigError, nearest
-from posttrain.objectives.masking import select_trained, spread_over_tokens
+from posttrain.objectives.corrections import (
+    masked_weight,
+    outside,
+    row_mean_log_ratio,
+    row_sum_log_ratio,
+    truncated_weight,
+)
 from posttrain.objectives.ratios import bounded_exp
 
 Level: TypeAlias = Literal["token", "sequence", "geometric"]
@@ -57,10 +62,10 @@ class Uncorrected(Correction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncatedWeight(Correction):
-    """min(ratio, cap). Source: truncated importance sampling, Yao et al. 2025."""
+    """The ratio up to a cap. Source: truncated importance sampling, Ionides 2008."""
 
     cap: float = 2.0
-    """Largest weight, >= 1. Source: the authors' 2."""
+    """Largest weight, >= 1. Source: flash-rl's and verl's 2."""
 
     level: Level = "token"
     """Token weights hide the drift of a whole row; row products have a high variance."""
@@ -79,8 +84,8 @@ class TruncatedWeight(Correction):
     ) -> Corrected | None:
         """The ratio up to the cap."""
         ratio = _at_level(log_ratio, loss_mask, self.level)
-        weights = select_trained(ratio.clamp(max=self.cap), loss_mask)
-        return Corrected(weights, loss_mask & (ratio > self.cap))
+        held = outside(ratio, loss_mask, low=0.0, high=self.cap)
+        return Corrected(truncated_weight(ratio, loss_mask, cap=self.cap), held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,21 +115,19 @@ class MaskedWeight(Correction):
     ) -> Corrected | None:
         """The ratio where it is kept."""
         ratio = _at_level(log_ratio, loss_mask, self.level)
-        kept = (ratio >= self.low) & (ratio <= self.high)
-        weights = select_trained(torch.where(kept, ratio, 0.0), loss_mask)
-        return Corrected(weights, loss_mask & ~kept)
+        weights = masked_weight(ratio, loss_mask, low=self.low, high=self.high)
+        return Corrected(weights, outside(ratio, loss_mask, low=self.low, high=self.high))
 
 
 def _at_level(
     log_ratio: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"], level: Level
 ) -> Float[Tensor, "B T"]:
-    """The detached ratio at a level, on every token."""
-    log_ratio = select_trained(log_ratio.detach(), loss_mask)
-    if level != "token":
-        total = log_ratio.sum(dim=-1)
-        tokens = loss_mask.sum(dim=-1).clamp(min=1)
-        log_ratio = spread_over_tokens(total if level == "sequence" else total / tokens, loss_mask)
-    return bounded_exp(log_ratio)
+    """The ratio at a level, on every token."""
+    if level == "sequence":
+        return bounded_exp(row_sum_log_ratio(log_ratio, loss_mask))
+    if level == "geometric":
+        return bounded_exp(row_mean_log_ratio(log_ratio, loss_mask))
+    return bounded_exp(log_ratio.detach())
 
 
 def _check_level(part: Correction, level: str) -> None:
