@@ -4,7 +4,7 @@ Shapes: B completions, T tokens. ``log_ratio`` is `objectives.ratios.behaviour_l
 trainer's policy before the update over the one that sampled. Weights are detached, 0 on masked
 positions, multiply the policy loss alone, and leave every denominator as it is. The exact weight is
 the product of the ratios up to each token. A token's own ratio is biased with a low variance, the
-product over the row unbiased with a high one; the geometric mean measures drift whatever the length.
+product over the row unbiased with a high one; the geometric mean measures drift at any length.
 Sources: truncation, Ionides 2008; double-sided masking, IcePop, arXiv:2510.18855.
 """
 
