@@ -139,6 +139,7 @@ rewards = st.builds(
     version=text,
     seconds=st.floats(),
     note=text,
+    answer=text,
 )
 groups = st.builds(
     Group,
