@@ -20,9 +20,11 @@ class Step:
     reward: float | None = None
     terminated: bool = False
     seat: str = "policy"
-    """Who speaks next."""
+    """Who speaks next; ``policy`` is the seat that was asked."""
     shows: tuple[Piece, ...] | None = None
-    """What that seat sees; None means everything so far."""
+    """What that seat sees before ``messages``; None means everything so far. ``Span.segment``
+    counts along the episode (0 is the prompt, -1 the newest segment), and ``Span.tokens`` -1
+    shows the whole segment."""
 
 
 class Env(Protocol):

@@ -192,6 +192,11 @@ class Segment:
         return self.action_mask & np.isfinite(self.rollout_logprobs)
 
 
+def _chars(segment: Segment, tokens: int) -> int:
+    """Length of the text of the first ``tokens`` tokens."""
+    return int(segment.char_ends[tokens - 1]) if tokens > 0 else 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """One path through a group's segments, and how it ended."""
@@ -207,7 +212,7 @@ class Episode:
     fault: Fault = Fault.NONE
     note: str = ""
     start: Node | None = None
-    """Where it was restarted from, if it was."""
+    """Where it was restarted from, if it was; of that segment it holds ``token`` tokens."""
     env_states: Mapping[int, bytes] = field(default_factory=dict)
     """Saved environment by segment index, for restarts after that segment."""
 
@@ -242,10 +247,27 @@ class Group:
         """Tokens whose text ends at or before ``char``: the offset to restart or split at."""
         return int(np.searchsorted(self.segments[segment].char_ends, char, side="right"))
 
+    def cuts(self, episode: int) -> dict[int, int]:
+        """Tokens an episode holds of the segments it was restarted within, by segment index."""
+        found: dict[int, int] = {}
+        start = self.episodes[episode].start
+        while start is not None:
+            found.setdefault(start.segment, start.token)
+            start = self.episodes[start.episode].start
+        return found
+
     def episode_text(self, episode: int, *, joint: str = "") -> str:
         """What the seats chose or were given to say in an episode, without observations."""
-        parts = (self.segments[s] for s in self.episodes[episode].segments)
-        return joint.join(s.text for s in parts if s.origin is not Origin.OBSERVED)
+        cuts = self.cuts(episode)
+        parts = []
+        for s in self.episodes[episode].segments:
+            segment = self.segments[s]
+            if segment.origin is Origin.OBSERVED:
+                continue
+            kept = cuts.get(s, segment.num_tokens)
+            whole = kept >= segment.num_tokens
+            parts.append(segment.text if whole else segment.text[: _chars(segment, kept)])
+        return joint.join(parts)
 
     def context_ids(self, context: Sequence[Span]) -> np.ndarray:
         """Token ids of a context, [tokens] int32."""
