@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -31,7 +30,7 @@ class _OneTurn:
 class SingleTurn(EnvFactory):
     """One prompt, one answer; rewards come from verifiers."""
 
-    deterministic: ClassVar[bool] = True
+    deterministic = True
 
     @override
     def __call__(self, task: Task) -> Env:

@@ -110,22 +110,20 @@ async def grade_group(
 
 def _ungraded(group: Group, name: str) -> list[int]:
     """Episodes to blame or praise the policy for, which have no row of the verifier yet."""
-    done: set[int] = set()
-    segments: set[int] = set()
-    for row in group.rewards:
-        if row.verifier != name:
-            continue
-        if row.scope is Scope.GROUP:
-            done |= set(range(len(group.episodes)))
-        elif row.scope is Scope.EPISODE:
-            done.add(row.target)
-        else:
-            segments.add(row.target)
-    return [
-        e
-        for e, episode in enumerate(group.episodes)
-        if e not in done and not episode.fault.infrastructure and segments.isdisjoint(episode.segments)
-    ]
+    rows = [r for r in group.rewards if r.verifier == name]
+    if any(r.scope is Scope.GROUP for r in rows) and not any(
+        r.scope is Scope.EPISODE for r in rows
+    ):
+        return []
+    graded = {r.target for r in rows if r.scope is Scope.EPISODE}
+    inside = {r.target for r in rows if r.scope not in (Scope.EPISODE, Scope.GROUP)}
+    found, passed = [], set[int]()
+    for e, episode in enumerate(group.episodes):
+        own = set(episode.segments) - passed or set(episode.segments)
+        passed |= own
+        if e not in graded and inside.isdisjoint(own) and not episode.fault.infrastructure:
+            found.append(e)
+    return found
 
 
 async def _rows(
@@ -155,9 +153,7 @@ async def _rows(
     ]
 
 
-async def _call(
-    verifier: Verifier, group: Group, episodes: Sequence[int]
-) -> Sequence[RewardRow]:
+async def _call(verifier: Verifier, group: Group, episodes: Sequence[int]) -> Sequence[RewardRow]:
     """Its rows; what blocks runs in a thread."""
 
     def ask() -> Sequence[RewardRow] | Awaitable[Sequence[RewardRow]]:
@@ -170,9 +166,7 @@ async def _call(
     return await found if isinstance(found, Awaitable) else found
 
 
-def _unscored(
-    name: str, episodes: Sequence[int], verdict: Verdict, note: str
-) -> list[RewardRow]:
+def _unscored(name: str, episodes: Sequence[int], verdict: Verdict, note: str) -> list[RewardRow]:
     return [RewardRow(Scope.EPISODE, e, name, None, verdict=verdict, note=note) for e in episodes]
 
 
@@ -182,7 +176,9 @@ def _checked(row: RewardRow, name: str, group: Group) -> RewardRow:
     Raises:
         DataError: the value is no finite number, or contradicts the verdict.
     """
-    where = f"verifier {name!r}, row {row.name!r} of {row.scope} {row.target}, group {group.group_id}"
+    where = (
+        f"verifier {name!r}, row {row.name!r} of {row.scope} {row.target}, group {group.group_id}"
+    )
     if not isinstance(row, RewardRow):
         raise DataError(f"verifier {name!r} must give RewardRow objects, got {row!r:.80}.")
     if row.value is None:

@@ -23,8 +23,9 @@ async def within(work: Awaitable[T], seconds: float, what: str) -> T:
     Raises:
         DeadlineError: it took longer than ``seconds``; the message names ``what``.
     """
+    scope = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds) as scope:
+        async with scope:
             return await work
     except TimeoutError as error:
         if not scope.expired():

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from typing_extensions import override
 
 from posttrain.errors import EngineError, PosttrainError
 from posttrain.rollout.waiting import within
@@ -184,15 +185,18 @@ class Waves(Sampler):
         self._count = 0
         self._wave: asyncio.Task[None] | None = None
 
+    @override
     def enter(self, num: int) -> None:
         """``num`` more may ask."""
         self._live += num
 
+    @override
     def leave(self) -> None:
         """One fewer may ask: the others may now make a wave."""
         self._live -= 1
         self._look()
 
+    @override
     def _look(self) -> None:
         if self._wave is None and self._ready and len(self._ready) == self._live:
             self._wave = asyncio.get_running_loop().create_task(self._run())
@@ -213,6 +217,7 @@ class Waves(Sampler):
         for waiting, sample in sorted(answers, key=lambda a: a[0].order):
             self._deliver(waiting, sample, sent)
 
+    @override
     async def close(self) -> None:
         """End the wave under way."""
         if self._wave is not None:
@@ -231,6 +236,7 @@ class Stream(Sampler):
         self._timer: asyncio.TimerHandle | None = None
         self._sent: set[asyncio.Task[None]] = set()
 
+    @override
     def _look(self) -> None:
         if self._timer is None and self._ready:
             self._timer = asyncio.get_running_loop().call_later(self._gather_s, self._go)
@@ -246,6 +252,7 @@ class Stream(Sampler):
         async for waiting, sample in self._send(batch):
             self._deliver(waiting, sample, sent)
 
+    @override
     async def close(self) -> None:
         """End what is under way."""
         if self._timer is not None:
