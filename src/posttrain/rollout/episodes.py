@@ -125,6 +125,7 @@ class Play:
             self.draft.path, self.context = [0], (Span(0, first.num_tokens),)
             return
         prompt = seating.task_prompt(self.draft.base.task, self.seat, opening)
+        self.draft.path = []
         self.context = (self.draft.add(prompt),)
 
     def _take_up(self, at: Resumed) -> None:

@@ -133,8 +133,6 @@ async def _rows(
     try:
         what = f"verifier {name!r} to grade {len(episodes)} episodes of group {group.group_id}"
         found = await within(_call(verifier, group, episodes), verifier_s, what)
-        rows = [_checked(row, name, group) for row in found]
-        _check_targets(rows, name, group, episodes)
     except VerifierError as error:
         rows = _unscored(name, episodes, Verdict.UNSCORABLE, str(error))
     except DeadlineError as error:
@@ -144,6 +142,8 @@ async def _rows(
     except Exception as error:  # noqa: BLE001  the verifier's boundary: reported in every row
         note = f"{type(error).__name__}: {error}"
         rows = _unscored(name, episodes, Verdict.UNSCORABLE, note)
+    else:
+        rows = _checked_rows(found, name, group, episodes)
     seconds = (time.perf_counter() - began) / max(len(rows), 1)
     return [
         replace(
@@ -170,17 +170,27 @@ def _unscored(name: str, episodes: Sequence[int], verdict: Verdict, note: str) -
     return [RewardRow(Scope.EPISODE, e, name, None, verdict=verdict, note=note) for e in episodes]
 
 
+def _checked_rows(
+    found: object, name: str, group: Group, episodes: Sequence[int]
+) -> list[RewardRow]:
+    if not isinstance(found, Sequence):
+        raise DataError(
+            f"verifier {name!r} must give a sequence of RewardRow, got {type(found).__name__}."
+        )
+    rows = [_checked(row, name, group) for row in found]
+    _check_targets(rows, name, group, episodes)
+    return rows
+
+
 def _checked(row: RewardRow, name: str, group: Group) -> RewardRow:
     """The row with a plain float or None as its value, and a verdict that fits.
 
     Raises:
         DataError: the value is no finite number, or contradicts the verdict.
     """
-    where = (
-        f"verifier {name!r}, row {row.name!r} of {row.scope} {row.target}, group {group.group_id}"
-    )
     if not isinstance(row, RewardRow):
         raise DataError(f"verifier {name!r} must give RewardRow objects, got {row!r:.80}.")
+    where = f"verifier {name!r}, {row.scope} {row.target} of group {group.group_id}"
     if row.value is None:
         verdict = Verdict.UNSCORABLE if row.verdict in WITH_VALUE else row.verdict
         return replace(row, verdict=verdict)
