@@ -19,6 +19,7 @@ from posttrain.rollout.runner import Runner
 from posttrain.rollout.transformers import TransformersEngine
 from posttrain.trainers.learner import DTYPES, LocalLearner
 from posttrain.trainers.loop import Machinery
+from posttrain.trainers.stages import probe_stage
 from posttrain.types.engine import Engine
 from posttrain.types.events import Emit
 from posttrain.types.models import Frozen, ModelSpec, MovingAverage, Trained
@@ -121,6 +122,7 @@ def build(run: Run, *, emit: Emit, engine: Engine | None = None) -> tuple[Machin
     for name, spec in run.models.items():
         learner.add(name, spec, loaded.modules[name])
     exact = run.trainer.exact if isinstance(run.trainer, Local) else False
+    render = Seating(run.seats, loaded.renderers).render
     runner = Runner(
         engine=engine,
         renderers=loaded.renderers,
@@ -130,12 +132,13 @@ def build(run: Run, *, emit: Emit, engine: Engine | None = None) -> tuple[Machin
         seed=run.seed,
         exact=device == "cpu" if exact is None else exact,
         emit=emit,
+        probe=lambda groups, probes: probe_stage(groups, probes, learner, render=render),
     )
     machinery = Machinery(
         learner=learner,
         engine=engine,
         runner=runner,
-        render=Seating(run.seats, loaded.renderers).render,
+        render=render,
         save_model=lambda folder: save_model(folder, run, learner, loaded),
         emit=emit,
     )

@@ -92,7 +92,7 @@ def rescore(
     if not stored:
         raise DataError(f"no stored groups in {groups!s}: there is nothing to grade again.")
     kept = [replace(g, rewards=tuple(r for r in g.rewards if not r.verifier)) for g in stored]
-    anew = grade(kept, verifiers, limits or Limits())
+    anew = grade(kept, {}, verifier_s=(limits or Limits()).verifier_s, always=verifiers)
     changed = tuple(
         (old.group_id, e, old.total(e), new.total(e))
         for old, new in zip(stored, anew, strict=True)

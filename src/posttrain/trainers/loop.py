@@ -185,6 +185,7 @@ class Loop:
             keep=phase.method.keep,
             rule=phase.method.source,
             verifiers=phase.method.verifiers,
+            probes=phase.method.probes,
             state=self.state,
         )
 
@@ -296,6 +297,7 @@ class Loop:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
+        self.on.emit(Progress(stage=name, done=0, total=1))
         try:
             yield
         finally:
