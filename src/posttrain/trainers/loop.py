@@ -7,7 +7,7 @@ a step repeated from a checkpoint is the same step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -252,14 +252,14 @@ class Loop:
     def _store(self, groups: Sequence[Group]) -> None:
         if self.run.checkpoints.episodes:
             folder = self.folder / "episodes"
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             write_groups(folder / f"step_{self.position.step + 1:06d}.parquet", groups)
 
     def _save(self) -> None:
         with self._timed("checkpoint"):
             self._note_best()
             folder = self.folder / "checkpoints"
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             saved = checkpoint.write(
                 folder,
                 position=replace(self.position, run_hash=self.run_hash),

@@ -13,7 +13,7 @@ from posttrain.types.engine import Learner, ScoreItem
 from posttrain.types.episode import Column, Group, Piece, Span
 from posttrain.types.method import Columns, Credit, Method, State
 from posttrain.types.probe import AsSampled, Logprobs, OwnTokens, Probe, TopK
-from posttrain.types.term import Counts, Reach, Stats, Tally, Term
+from posttrain.types.term import Reach, Stats, Tally, Term
 
 POLICY_COLUMN = "policy_logprobs"
 """Log-probs at the first optimiser step on a token, kept so that losses can be recomputed."""
