@@ -12,9 +12,14 @@ from posttrain.methods.rloo import rloo
 from posttrain.methods.sft import sft
 from posttrain.types.method import Method
 
-__all__ = ["METHODS", "dr_grpo", "grpo", "reinforce", "rloo", "sft"]
+__all__ = ["METHODS", "PAPER_ARGUMENTS", "dr_grpo", "grpo", "reinforce", "rloo", "sft"]
 
 METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(
     {"sft": sft, "reinforce": reinforce, "rloo": rloo, "grpo": grpo, "dr_grpo": dr_grpo}
 )
 """Every preset by name; its keyword arguments have defaults unless the run alone knows them."""
+
+PAPER_ARGUMENTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {"dr_grpo": {"max_tokens": 3000}}
+)
+"""Arguments without a default, as in the paper's own runs: what a card is printed with."""

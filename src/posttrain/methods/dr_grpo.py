@@ -8,7 +8,7 @@ Differs    verl and ROLL divide by the padded width of a batch unless told the c
            example of this name standardises over the batch again.
 Defaults   group size 8, clip 0.2: the paper's runs. max_tokens has no default: it is the run's
            budget (3000 in the paper).
-Checked    tests/unit/test_methods.py; tests/parity/test_trl_grpo.py.
+Checked    tests/unit/test_methods.py; tests/parity/test_trl_parts.py.
 """
 
 from __future__ import annotations

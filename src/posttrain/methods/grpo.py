@@ -9,7 +9,7 @@ Differs    TRL's default loss is not this one: it is a token mean without KL (``
            verl's default is a token mean too; NeMo takes leave-one-out mean and std.
 Defaults   group size 64 and beta 0.04: section 4.2. The paper prints neither the clip nor the std's
            divisor: 0.2 is PPO's, ddof 1 and eps 1e-6 are most code's.
-Checked    tests/unit/test_methods.py; tests/parity/test_trl_grpo.py.
+Checked    tests/unit/test_methods.py; tests/parity/test_trl_parts.py.
 """
 
 from __future__ import annotations
