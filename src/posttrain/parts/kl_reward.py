@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from posttrain.errors import ConfigError, NumericsError
 from posttrain.parts.credit import LeaveOneOut
-from posttrain.parts.spread import trains
 from posttrain.types.episode import Group, RewardRow, Scope, Segment
 from posttrain.types.method import Columns, Credit, State
 
@@ -86,7 +85,7 @@ class KLInReward(Credit):
         return group.add(rewards=rows)
 
     def _summed_k1(self, group: Group, index: int, segment: Segment) -> float:
-        drawn = trains(segment) & segment.drawn
+        drawn = segment.drawn
         if not drawn.any():
             return 0.0
         policy, reference = (
