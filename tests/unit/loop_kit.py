@@ -117,7 +117,7 @@ def loop_of(run, folder, *, emit=None, engine=None) -> Loop:
         engine=engine,
         runner=runner,
         render=render,
-        save_model=lambda into: learner.models["policy"].module.save_pretrained(into),
+        save_model=learner.models["policy"].module.save_pretrained,
         emit=emit,
     )
     return Loop(run=run, folder=folder, on=on, run_hash=tree_hash(run))

@@ -47,14 +47,14 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path):
     whole.fit(resume=False)
     (tmp_path / "parts").mkdir()
 
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
     def die(event):
         if isinstance(event, StepFinished) and event.step == 3:
-            raise Killed
+            raise KilledError
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         loop_of(run_of(DR_GRPO, steps=5), tmp_path / "parts", emit=die).fit(resume=False)
     heard = Heard()
     again = loop_of(run_of(DR_GRPO, steps=5), tmp_path / "parts", emit=heard)
@@ -144,7 +144,10 @@ def test_a_full_disk_stops_with_a_clear_error_and_keeps_older_checkpoints(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["reinforce", "rloo", "grpo", "dr_grpo"])
-def test_losses_weights_and_slopes_can_be_computed_from_what_is_stored(tmp_path, name):
+
+def test_losses_weights_and_slopes_can_be_computed_from_what_is_stored(  # noqa: C901
+    tmp_path, name
+):
     """Without the model: rows, counts and terms from the Parquet file and the run alone."""
     made = {
         "dr_grpo": lambda: METHODS["dr_grpo"](max_tokens=4, group_size=3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,13 @@ from posttrain.trainers.loop import Machinery
 from posttrain.trainers.stages import probe_stage
 from posttrain.types.engine import Engine
 from posttrain.types.events import Emit
-from posttrain.types.models import Frozen, ModelSpec, MovingAverage, Trained
+from posttrain.types.models import (
+    Frozen,
+    ModelSpec,
+    MovingAverage,
+    Trained,
+    fast_precision,
+)
 from posttrain.types.run import EngineSpec, Local, Run, Transformers
 
 
@@ -43,6 +49,18 @@ def device_of(run: Run) -> str:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("Local.device is 'cuda', but torch finds no CUDA device; use 'auto'.")
     return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+
+
+def with_precisions(run: Run, device: str) -> Run:
+    """The run with every ``auto`` precision settled for the device."""
+    fast = fast_precision(device)
+    models = {
+        name: replace(spec, compute=fast)
+        if isinstance(spec, Trained | Frozen) and spec.compute == "auto"
+        else spec
+        for name, spec in run.models.items()
+    }
+    return replace(run, models=models)
 
 
 def load(run: Run) -> Loaded:
@@ -114,11 +132,12 @@ def build(run: Run, *, emit: Emit, engine: Engine | None = None) -> tuple[Machin
         engine: An engine to use instead of the one ``run.engine`` describes.
     """
     device = device_of(run)
+    run = with_precisions(run, device)
     loaded = load(run)
     learner = LocalLearner(device=device)
     speaking = sorted({seat.model for seat in run.seats.values()})
     if engine is None:
-        engine = _engine(run.engine, loaded, speaking, device)
+        engine = _engine(run.engine, loaded, {n: run.models[n] for n in speaking}, device)
     for name, spec in run.models.items():
         learner.add(name, spec, loaded.modules[name])
     exact = run.trainer.exact if isinstance(run.trainer, Local) else False
@@ -145,17 +164,22 @@ def build(run: Run, *, emit: Emit, engine: Engine | None = None) -> tuple[Machin
     return machinery, loaded
 
 
-def _engine(spec: EngineSpec, loaded: Loaded, speaking: list[str], device: str) -> Engine:
+def _engine(
+    spec: EngineSpec, loaded: Loaded, specs: Mapping[str, ModelSpec], device: str
+) -> Engine:
     if not isinstance(spec, Transformers):
         raise ConfigError(
             f"no engine is known for {type(spec).__name__}; use Transformers(), or pass one with "
             "fit(run, engine=...)."
         )
-    dtype = DTYPES[spec.compute]
-    models = {n: copy.deepcopy(loaded.modules[n]).to(device, dtype) for n in speaking}
+    models = {}
+    for name in specs:
+        own = getattr(specs[name], "compute", "float32")
+        dtype = DTYPES[own if spec.compute == "auto" else spec.compute]
+        models[name] = copy.deepcopy(loaded.modules[name]).to(device, dtype)
     return TransformersEngine(
         models,
-        tokenizers={n: loaded.tokenizers[n] for n in speaking},
+        tokenizers={n: loaded.tokenizers[n] for n in specs},
         max_rows=spec.max_rows,
     )
 

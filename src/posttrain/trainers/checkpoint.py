@@ -1,8 +1,8 @@
 """Checkpoints: a Hugging Face folder a model loads from, and ``state/`` that a run goes on from.
 
-A checkpoint is written under a name that starts with a dot, listed file by file in ``state/manifest
-.json`` and renamed when all of it is on disk. One that lacks a listed file, or whose sizes or hashes
-differ, is damaged: it is passed over with a warning, never loaded.
+A checkpoint is written under a name that starts with a dot, listed file by file in
+``state/manifest.json`` and renamed when all of it is on disk. One that lacks a listed file, or
+whose sizes or hashes differ, is damaged: it is passed over with a warning, never loaded.
 """
 
 from __future__ import annotations

@@ -107,14 +107,12 @@ def scores_of(
         for row in group.rewards:
             if row.scope is Scope.EPISODE and row.value is not None:
                 named.setdefault(row.name, []).append(row.value)
+    pass_at = {
+        k: _interval([pass_at_k(len(s), sum(s), k) for s in solved.values()]) for k in ks if k > 1
+    }
     return Scores(
         accuracy=accuracy,
-        pass_at={
-            k: accuracy
-            if k == 1
-            else _interval([pass_at_k(len(s), sum(s), k) for s in solved.values()])
-            for k in ks
-        },  # fmt: skip
+        pass_at=({1: accuracy} if 1 in ks else {}) | pass_at,
         majority_at={
             k: _interval([majority_of_k(a, RIGHT, k) for a in answers.values()])
             for k in ks

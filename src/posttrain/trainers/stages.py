@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -197,7 +198,7 @@ def update_stage(
 def parts_of(total: int, parts: int) -> list[range]:
     """``range(total)`` cut in order into parts whose sizes differ by at most 1; none is empty."""
     edges = np.linspace(0, total, min(parts, total) + 1).round().astype(int)
-    return [range(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [range(int(a), int(b)) for a, b in pairwise(edges)]
 
 
 def _update_model(

@@ -30,17 +30,13 @@ def describe(part: object) -> Plain:
             return str(part.value)
         case Path():
             return str(part)
-        case np.generic():
-            return describe(part.item())
-        case np.ndarray():
-            digest = hashlib.sha256(np.ascontiguousarray(part).tobytes()).hexdigest()[:16]
-            return f"array {part.dtype} {list(part.shape)} {digest}"
+        case np.generic() | np.ndarray():
+            return _array(np.asarray(part))
         case Mapping():
             return {str(k): describe(v) for k, v in part.items()}
-        case list() | tuple():
-            return [describe(v) for v in part]
-        case set() | frozenset():
-            return sorted((describe(v) for v in part), key=repr)
+        case list() | tuple() | set() | frozenset():
+            found = [describe(v) for v in part]
+            return sorted(found, key=repr) if isinstance(part, set | frozenset) else found
         case type() | FunctionType():
             return _name(part)
     if is_dataclass(part):
@@ -48,6 +44,13 @@ def describe(part: object) -> Plain:
         return {"part": type(part).__name__, **{f.name: describe(getattr(part, f.name))
                 for f in shown}}  # fmt: skip
     return _name(type(part))
+
+
+def _array(part: np.ndarray) -> Plain:
+    if part.ndim == 0:
+        return describe(part.item())
+    digest = hashlib.sha256(np.ascontiguousarray(part).tobytes()).hexdigest()[:16]
+    return f"array {part.dtype} {list(part.shape)} {digest}"
 
 
 def _name(thing: type | FunctionType) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -13,7 +15,20 @@ from typing_extensions import override
 
 from posttrain.errors import ConfigError
 
-Precision = Literal["float32", "bfloat16", "float64"]
+Precision = Literal["auto", "float32", "bfloat16", "float64"]
+"""``auto`` is bfloat16 where the hardware multiplies it fast, else float32."""
+
+
+def fast_precision(device: str) -> Literal["float32", "bfloat16"]:
+    """bfloat16 on CUDA and on processors with instructions for it, else float32.
+
+    Without such instructions (AVX2 alone) a bfloat16 matrix product is many times slower.
+    """
+    if device.startswith("cuda"):
+        return "bfloat16"
+    info = Path("/proc/cpuinfo")
+    words = set(info.read_text().split()) if info.is_file() else set()
+    return "bfloat16" if words & {"avx512_bf16", "amx_bf16", "bf16"} else "float32"
 
 
 class LearningRate(ABC):
@@ -34,7 +49,65 @@ class Constant(LearningRate):
     @override
     def __call__(self, update: int) -> float:
         """1 after the warm-up."""
-        return min(1.0, (update + 1) / self.warmup) if self.warmup else 1.0
+        return _risen(update, self.warmup)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear(LearningRate):
+    """A linear fall to ``floor`` over ``updates``, after an optional linear warm-up."""
+
+    updates: int
+    """Update at which the floor is reached, >= 1."""
+    warmup: int = 0
+    floor: float = 0.0
+    """Share of the full rate that stays, in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        _check_fall(self)
+
+    @override
+    def __call__(self, update: int) -> float:
+        """Rises to 1, falls to ``floor``, stays there."""
+        return _risen(update, self.warmup) * max(
+            self.floor, 1.0 - (1.0 - self.floor) * _fallen(update, self.warmup, self.updates)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cosine(LearningRate):
+    """Half a cosine down to ``floor`` over ``updates``, after an optional linear warm-up."""
+
+    updates: int
+    """Update at which the floor is reached, >= 1."""
+    warmup: int = 0
+    floor: float = 0.0
+    """Share of the full rate that stays, in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        _check_fall(self)
+
+    @override
+    def __call__(self, update: int) -> float:
+        """Rises to 1, falls to ``floor``, stays there."""
+        down = 0.5 * (1.0 + math.cos(math.pi * _fallen(update, self.warmup, self.updates)))
+        return _risen(update, self.warmup) * (self.floor + (1.0 - self.floor) * down)
+
+
+def _check_fall(schedule: Linear | Cosine) -> None:
+    name = type(schedule).__name__
+    if not 0 <= schedule.warmup < schedule.updates or not 0.0 <= schedule.floor <= 1.0:
+        raise ConfigError(
+            f"{name} needs 0 <= warmup < updates and floor in [0, 1], got warmup "
+            f"{schedule.warmup}, updates {schedule.updates}, floor {schedule.floor}."
+        )
+
+
+def _risen(update: int, warmup: int) -> float:
+    return min(1.0, (update + 1) / warmup) if warmup else 1.0
+
+
+def _fallen(update: int, warmup: int, updates: int) -> float:
+    return min(1.0, max(0.0, (update - warmup) / (updates - warmup)))
 
 
 class Optimiser(ABC):
@@ -108,7 +181,7 @@ class Trained(ModelSpec):
     path: str
     """A Hugging Face id, a folder, a GGUF file, or ``tiny`` for the embedded reasoner."""
     optimiser: Optimiser = field(default_factory=AdamW)
-    compute: Precision = "bfloat16"
+    compute: Precision = "auto"
     """Precision of matrix products; master weights are float32 (float64 with float64)."""
     lora: LoRA | None = None
     head: Literal["lm", "scalar"] = "lm"
@@ -126,7 +199,7 @@ class Frozen(ModelSpec):
     path: str | None = None
     """As ``Trained.path``; None copies ``of`` as it is when its phase begins."""
     of: str = "policy"
-    compute: Precision = "bfloat16"
+    compute: Precision = "auto"
     template: str | None = None
 
 

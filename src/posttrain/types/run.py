@@ -149,7 +149,8 @@ class EngineSpec:
 class Transformers(EngineSpec):
     """Hugging Face ``transformers``: any causal model, the reference."""
 
-    compute: Precision = "bfloat16"
+    compute: Precision = "auto"
+    """``auto`` is the precision the model trains in."""
     max_rows: int = 512
     """Rows decoded side by side."""
 
