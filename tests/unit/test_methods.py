@@ -1,5 +1,6 @@
 import ast
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import fixture_f
@@ -12,6 +13,7 @@ from posttrain.errors import ConfigError
 from posttrain.methods import METHODS, dr_grpo, grpo, reinforce, rloo, sft
 from posttrain.parts.credit import RewardItself, RunningMean
 from posttrain.parts.memory import RememberMeanReward
+from posttrain.parts.probes import old_logprobs
 from posttrain.types.method import Updates
 
 REQUIRED = {"dr_grpo": {"max_tokens": 4}}
@@ -108,6 +110,15 @@ def test_a_group_of_one_is_refused(make):
     with pytest.raises(ConfigError, match="Raise the group size"):
         make(group_size=1)
     assert reinforce(group_size=1).plan.group_size == 1
+
+
+def test_a_penalty_without_its_reference_is_refused():
+    with pytest.raises(ConfigError, match="KLPenalty reads the column 'ref_logprobs'"):
+        replace(grpo(), probes=(old_logprobs(),))
+    with pytest.raises(ConfigError, match="KLInReward reads the column 'ref_logprobs'"):
+        replace(rloo(), probes=(old_logprobs(),))
+    with pytest.raises(ConfigError, match="PolicyGradient reads the column 'advantages'"):
+        replace(dr_grpo(max_tokens=4), credit=None)
 
 
 def test_updates_are_passed_on():
