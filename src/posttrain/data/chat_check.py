@@ -78,21 +78,12 @@ def _refuse_endless(renderer: Renderer, decode: Decode | None, shown: str) -> No
     end = renderer.turns.end_of_turn
     if not set(end).isdisjoint(renderer.end_ids):
         return
-    stops = () if decode is None else decode.stop
-    if decode is not None and not set(end).isdisjoint(decode.stop_ids):
+    if renderer.end_strings:  # they end a turn as a stop string
         return
-    text = renderer.turns.end_text
-    if text and any(text.startswith(s) or s.startswith(text) for s in stops):
+    if decode is not None and (decode.stop or not set(end).isdisjoint(decode.stop_ids)):
         return
     name = renderer.chat.name
     eos = renderer.tokenizer.eos_token
-    if text:
-        raise TemplateError(
-            f"the chat template of {name!r} closes an assistant turn with the text {text!r}, "
-            f"which is no single token, and never with the end token {eos!r}, so generation "
-            f"would not stop there. Set Decode(stop=({text!r},)), or a template that ends turns "
-            f"with {eos!r} (Trained.template). Trained tokens are in brackets: {shown}"
-        )
     raise TemplateError(
         f"the chat template of {name!r} writes no end token after an assistant turn (the "
         f"tokenizer's is {eos!r}), so generation never stops. Set Trained.template to a template "
@@ -143,7 +134,12 @@ def _notes(renderer: Renderer, messages: Messages, ids: np.ndarray) -> tuple[str
             f"{tokenizer.pad_token!r} both pads and ends a turn; padding is told apart by place"
         )
     eos = tokenizer.eos_token_id
-    if eos is not None and eos not in renderer.turns.end_of_turn:
+    if renderer.end_strings:
+        notes.append(
+            f"the template ends turns with the text {renderer.turns.end_text!r}, which is no "
+            "single token; it is a stop string"
+        )
+    elif eos is not None and eos not in renderer.turns.end_of_turn:
         ends = renderer.show(renderer.turns.end_of_turn, [False] * len(renderer.turns.end_of_turn))
         notes.append(f"turns end with {ends!r}; the tokenizer's {tokenizer.eos_token!r} ends too")
     if not _extends(renderer, messages, ids):
