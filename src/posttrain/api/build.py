@@ -186,13 +186,12 @@ def _engine(
 
 def save_model(folder: Path, run: Run, learner: LocalLearner, loaded: Loaded) -> None:
     """Write the trained models in Hugging Face layout: the first one in ``folder`` itself."""
-    trained = [name for name, spec in run.models.items() if isinstance(spec, Trained)]
-    for place, name in enumerate(trained):
+    trained = [(name, s) for name, s in run.models.items() if isinstance(s, Trained)]
+    for place, (name, spec) in enumerate(trained):
         into = folder if place == 0 else folder / "models" / name
         into.mkdir(parents=True, exist_ok=True)
-        spec = learner.models[name].spec
         module: Any = learner.models[name].module
-        if isinstance(spec, Trained) and spec.lora is not None:
+        if spec.lora is not None:
             module.save_pretrained(into / "adapter")
             module = copy.deepcopy(module).merge_and_unload()
             module.load_state_dict(dict(learner.export(name).tensors))

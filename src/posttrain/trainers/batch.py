@@ -76,8 +76,12 @@ def term_sets(terms: Sequence[Term]) -> list[tuple[Term, ...]]:
     return [tuple(s) for s in sets]
 
 
-def trained_tokens(segment: Segment, term: Term) -> np.ndarray:
-    """[tokens] bool, the tokens of a segment that a term trains."""
+def trained_tokens(segment: Segment, terms: Sequence[Term]) -> np.ndarray:
+    """[tokens] bool, the tokens of a segment that terms which share rows train.
+
+    If any of them reads advantages, tokens without one (unscored episodes) are left out of all.
+    """
+    term = terms[0]
     nothing = np.zeros(segment.num_tokens, bool)
     if term.tokens == "observed":
         seen = segment.origin is Origin.OBSERVED and segment.turn > 0
@@ -90,7 +94,7 @@ def trained_tokens(segment: Segment, term: Term) -> np.ndarray:
         "given": given,
         "trained": segment.drawn | given,
     }[term.tokens]
-    if "advantages" in term.reads:
+    if any("advantages" in t.reads for t in terms):
         column = segment.columns.get("advantages")
         mask = mask & np.isfinite(column.values) if column is not None else nothing
     return mask
@@ -132,7 +136,7 @@ def _group_rows(
     alone: list[_Open] = []
     found = []
     for s, segment in enumerate(group.segments):
-        mask = trained_tokens(segment, terms[0])
+        mask = trained_tokens(segment, terms)
         if segment.model not in ("", model) or not mask.any():
             continue
         context = terms[0].view(group.task, group, s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +35,12 @@ class Split:
     """The head gives one value a state instead of logits."""
 
 
-def split_scalar(module: nn.Module, head: nn.Linear) -> Split:
+def split_scalar(module: Any, head: nn.Linear) -> Split:
     """A value or reward model: the backbone of a causal model and a scalar head [H -> 1]."""
     return Split(getattr(module, module.base_model_prefix), lambda h: head(h).float(), scalar=True)
 
 
-def split_model(module: nn.Module) -> Split:
+def split_model(module: Any) -> Split:
     """Backbone and head of a Hugging Face causal model (or of the base under an adapter).
 
     Raises:
@@ -65,7 +65,7 @@ def split_model(module: nn.Module) -> Split:
 
 
 @torch.no_grad()
-def _check(model: nn.Module, parts: Split) -> None:
+def _check(model: Any, parts: Split) -> None:
     device = next(model.parameters()).device
     ids = torch.arange(1, 5, device=device).remainder(model.config.vocab_size).unsqueeze(0)
     own = model(input_ids=ids, use_cache=False).logits

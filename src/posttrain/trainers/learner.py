@@ -20,9 +20,10 @@ from posttrain.errors import ConfigError, InternalError, NumericsError
 from posttrain.rollout.fingerprint import fingerprint
 from posttrain.trainers.batch import on_device
 from posttrain.trainers.forward import Layout, Split, split_model, split_scalar, token_outputs
+from posttrain.trainers.modules import checkpointed, merged, no_dropout, scalar_head, with_adapter
 from posttrain.trainers.scoring import score_items
 from posttrain.types.engine import Capability, ScoreItem, Tensors
-from posttrain.types.models import LoRA, ModelSpec, MovingAverage, Optimiser, Trained
+from posttrain.types.models import ModelSpec, MovingAverage, Optimiser, Trained
 from posttrain.types.term import (
     Counts,
     Forward,
@@ -74,17 +75,17 @@ class LocalLearner:
         Raises:
             ConfigError: a trained model has no trainable parameter.
         """
-        _no_dropout(module)
+        no_dropout(module)
         compute = DTYPES[getattr(spec, "compute", "float32")]
         if not isinstance(spec, Trained):
             module = module.requires_grad_(requires_grad=False).to(self.device, compute)
             self.models[name] = Held(spec, module, split_model(module))
             return
         if spec.lora is not None:
-            module = _with_adapter(module, spec.lora, seed=spec.init_seed)
+            module = with_adapter(module, spec.lora, seed=spec.init_seed)
         if spec.gradient_checkpointing:
-            _checkpointed(module)
-        scalar = _scalar_head(module, spec.init_seed) if spec.head == "scalar" else None
+            checkpointed(module)
+        scalar = scalar_head(module) if spec.head == "scalar" else None
         module.to(self.device)
         held_back = torch.float64 if compute == torch.float64 else torch.float32
         trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
@@ -143,7 +144,7 @@ class LocalLearner:
         """
         held = self._trained(model)
         batch = on_device(batch, self.device)
-        needs = frozenset(need for term in terms for need in term.needs)
+        needs: frozenset[Needs] = frozenset().union(*(term.needs for term in terms))
         out = self.forward(model, batch, needs=needs)
         if current:
             own = dict.fromkeys(current, out.policy_logprobs.detach().float())
@@ -200,7 +201,7 @@ class LocalLearner:
 
     def summarise(self, model: str, batch: TokenBatch, terms: Sequence[Term]) -> list[Stats]:
         """Each term's sums of one micro-batch, without gradient (terms of reach ``step``)."""
-        needs = frozenset(need for term in terms for need in term.needs)
+        needs: frozenset[Needs] = frozenset().union(*(term.needs for term in terms))
         with torch.no_grad():
             batch = on_device(batch, self.device)
             out = self.forward(model, batch, needs=needs)
@@ -278,7 +279,7 @@ class LocalLearner:
         held = self._held(model)
         spec = held.spec
         if isinstance(spec, Trained) and spec.lora is not None:
-            return Tensors(_merged(held))
+            return Tensors(merged(held.module))
         return Tensors(dict(held.module.state_dict()))
 
     def fingerprint(self, model: str) -> str:
@@ -344,65 +345,3 @@ def _tensor(value: object) -> Tensor:
 
 def _norms(gradients: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(g).double() for g in gradients.values()])
-
-
-def _no_dropout(module: nn.Module) -> None:
-    for part in module.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        for name in ("attention_dropout", "dropout", "attn_dropout"):
-            if isinstance(getattr(part, name, None), float):
-                setattr(part, name, 0.0)
-
-
-def _checkpointed(module: nn.Module) -> None:
-    module.gradient_checkpointing_enable({"use_reentrant": False})
-    module.enable_input_require_grads()
-
-
-def _scalar_head(module: nn.Module, seed: int) -> nn.Linear:
-    """A head that starts at 0, kept as ``module.value_head`` so that it is trained and saved."""
-    torch.Generator().manual_seed(seed)
-    head = nn.Linear(module.config.hidden_size, 1, bias=False)
-    nn.init.zeros_(head.weight)
-    module.value_head = head
-    module.get_output_embeddings().requires_grad_(requires_grad=False)
-    return head
-
-
-def _with_adapter(module: nn.Module, lora: LoRA, *, seed: int) -> nn.Module:
-    from peft import LoraConfig, get_peft_model
-
-    targets = {n.rsplit(".", 1)[-1] for n, m in module.named_modules() if isinstance(m, nn.Linear)}
-    missing = [t for t in lora.targets if t not in targets]
-    if missing:
-        raise ConfigError(
-            f"LoRA.targets {missing} are no linear layers of {type(module).__name__}; it has "
-            f"{sorted(targets)}."
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        config = LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            target_modules=list(lora.targets),
-            lora_dropout=0.0,
-            task_type="CAUSAL_LM",
-        )
-        return get_peft_model(module, config)
-
-
-def _merged(held: Held) -> dict[str, Tensor]:
-    """Plain weights with the adapter's products added in float32."""
-    merged: dict[str, Tensor] = {}
-    base = held.module.get_base_model()
-    for name, tensor in base.state_dict().items():
-        if ".lora_" in name:
-            continue
-        merged[name.replace(".base_layer.", ".")] = tensor
-    for name, part in base.named_modules():
-        if hasattr(part, "get_delta_weight"):
-            key = f"{name}.weight"
-            delta = part.get_delta_weight("default").float()
-            merged[key] = (merged[key].float() + delta).to(merged[key].dtype)
-    return merged

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from torch import Tensor
 
 from posttrain.errors import ConfigError, InternalError
 from posttrain.trainers.batch import Render, Row, build_rows, collate, count, split, term_sets
@@ -246,8 +247,12 @@ def _update_model(
 
 
 def _widest(terms: Sequence[Term]) -> Reach:
-    order: tuple[Reach, ...] = ("token", "step", "sequence", "pair", "group")
-    return max((t.reach for t in terms), key=order.index)
+    order: tuple[Reach, ...] = ("group", "pair", "sequence", "step")
+    found = {t.reach for t in terms}
+    for reach in order:
+        if reach in found:
+            return reach
+    return "token"
 
 
 def _stats(
@@ -260,13 +265,16 @@ def _stats(
     """Merged first-pass sums of the terms that need the whole step."""
     if all(t.reach != "step" for t in terms):
         return [None] * len(terms)
-    merged: list[dict[str, object]] = [{} for _ in terms]
+    merged: list[dict[str, Tensor]] = [{} for _ in terms]
     for batch_rows in batches:
         sums = learner.summarise(model, collate(batch_rows, all_rows=rows), terms)
         for into, new in zip(merged, sums, strict=True):
             for name, value in new.items():
                 into[name] = into[name] + value if name in into else value
-    return [m if t.reach == "step" else None for m, t in zip(merged, terms, strict=True)]
+    found: list[Stats | None] = []
+    for sums, term in zip(merged, terms, strict=True):
+        found.append(sums if term.reach == "step" else None)
+    return found
 
 
 def _record(

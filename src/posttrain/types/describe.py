@@ -39,11 +39,15 @@ def describe(part: object) -> Plain:
             return sorted(found, key=repr) if isinstance(part, set | frozenset) else found
         case type() | FunctionType():
             return _name(part)
-    if is_dataclass(part):
-        shown = [f for f in fields(part) if f.init and not f.name.startswith("_")]
-        return {"part": type(part).__name__, **{f.name: describe(getattr(part, f.name))
-                for f in shown}}  # fmt: skip
-    return _name(type(part))
+        case _:
+            return _part(part)
+
+
+def _part(part: object) -> Plain:
+    if not is_dataclass(part):
+        return _name(type(part))
+    shown = [f.name for f in fields(part) if f.init and not f.name.startswith("_")]
+    return {"part": type(part).__name__, **{name: describe(getattr(part, name)) for name in shown}}
 
 
 def _array(part: np.ndarray) -> Plain:

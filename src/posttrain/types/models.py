@@ -164,7 +164,8 @@ class LoRA:
     """A low-rank adapter; the base stays frozen."""
 
     rank: int = 16
-    alpha: float = 32.0
+    alpha: int = 32
+    """The product is scaled by alpha / rank."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
                                 "down_proj")  # fmt: skip
 
