@@ -122,7 +122,8 @@ def wilson_interval(num_correct: int, num_samples: int, *, confidence: float = 0
     middle = (share + z * z / (2 * num_samples)) / shrink
     spread = share * (1.0 - share) / num_samples + z * z / (4 * num_samples**2)
     half = z * math.sqrt(spread) / shrink
-    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return Interval(share, min(low, share), max(high, share))  # at 0 and n of n up to rounding
 
 
 def bootstrap_interval(
