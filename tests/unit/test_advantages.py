@@ -137,3 +137,17 @@ def test_hard_groups_weigh_more():
 def test_advantages_are_detached(estimate):
     rewards = torch.tensor([1.0, 0.0, 2.0], requires_grad=True)
     assert not estimate(rewards, torch.tensor([0, 0, 0])).requires_grad
+
+
+def test_length_weighted_baseline_worked_by_hand():
+    rewards, lengths = torch.tensor([1.0, 0.0, 4.0]), torch.tensor([1, 3, 5])
+    got = adv.center_by_length(rewards, torch.tensor([0, 0, 1]), lengths)  # b = 1 / 4
+    assert got.tolist() == [0.75, -0.25, 0.0]
+    none = adv.center_by_length(rewards, torch.tensor([0, 0, 1]), torch.zeros(3, dtype=torch.long))
+    assert none.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_over_mean_worked_by_hand():
+    rewards = torch.tensor([3.0, 1.0, -1.0, 1.0])
+    got = adv.center_over_mean(rewards, torch.tensor([0, 0, 1, 1]))  # means 2 and 0
+    assert got.tolist() == [0.5, -0.5, 0.0, 0.0]

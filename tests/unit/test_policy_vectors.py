@@ -227,7 +227,7 @@ def run_two_sided(given: dict[str, Any]) -> Any:
     seen = torch.ones(1, 1, dtype=torch.bool)
     pair = double([[given["r"]]]), double([[given["A"]]]), seen
     clip = {"clip_low": given["eps"], "clip_high": given["eps"]}
-    capped = surrogates.capped_clipped_surrogate(*pair, **clip, cap=given["delta"])
+    capped = surrogates.capped_clipped_surrogate(*pair, **clip, cap=float(given["delta"]))
     return {
         "ppo": surrogates.clipped_surrogate(*pair, **clip)[0, 0],
         "dual_c3": surrogates.dual_clipped_surrogate(*pair, **clip, ceiling=3.0)[0, 0],

@@ -12,9 +12,10 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from posttrain.errors import DataError
 
@@ -28,6 +29,8 @@ __all__ = [
     "standard_error",
     "wilson_interval",
 ]
+
+Numbers: TypeAlias = NDArray[np.floating]
 
 
 class Interval(NamedTuple):
@@ -82,14 +85,16 @@ def majority_of_k(answers: Sequence[Hashable | None], correct: Hashable, k: int)
     return won / math.comb(len(answers), k)
 
 
-def standard_error(values: Sequence[float]) -> float:
+def standard_error(values: Sequence[float] | Numbers) -> float:
     """Standard error of the mean, std (n - 1) / sqrt(n); NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
-def clustered_standard_error(values: Sequence[float], clusters: Sequence[Hashable]) -> float:
+def clustered_standard_error(
+    values: Sequence[float] | Numbers, clusters: Sequence[Hashable]
+) -> float:
     """Standard error of the mean when values of one cluster (problem, document) go together.
 
     sqrt(sum over clusters of (sum of deviations)^2) / n; NaN for fewer than two clusters.
@@ -127,7 +132,7 @@ def wilson_interval(num_correct: int, num_samples: int, *, confidence: float = 0
 
 
 def bootstrap_interval(
-    problem_scores: Sequence[float],
+    problem_scores: Sequence[float] | Numbers,
     *,
     rng: np.random.Generator,
     confidence: float = 0.95,
