@@ -165,8 +165,9 @@ def _parse_one(text: str, member: Any, *, at: str) -> object:
     words: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", Path: "a path"}
     if origin not in words:
         raise ValueError("nothing from the command line (set it in a recipe file)")
+    convert: Any = origin
     try:
-        return origin(text)
+        return convert(text)
     except ValueError:
         raise ValueError(words[origin]) from None
 
