@@ -120,7 +120,9 @@ def letters(weights: Mapping[str, float], end: float = 0.2) -> ScriptedEngine:
     for letter, weight in weights.items():
         probs[ord(letter)] = weight * (1 - end) / sum(weights.values())
     probs[256] = end
-    return ScriptedEngine(next_token=lambda _: probs)
+    return ScriptedEngine(
+        next_token=lambda _: probs, decode=lambda ids: CHAT.decode(np.array(ids))[0]
+    )
 
 
 @dataclass(frozen=True)
