@@ -110,7 +110,7 @@ class LongEnough(Keep):
 JOB = job(SOURCE, Refine(), 3, keep=LongEnough())
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -147,9 +147,9 @@ def test_killed_after_any_wave_and_resumed_it_is_the_same(tmp_path: Path):
 
 def test_a_hook_that_raises_stops_the_rollout_with_its_own_error():
     def kill(groups):
-        raise Killed("no space left")
+        raise KilledError("no space left")
 
-    with pytest.raises(Killed, match="no space"):
+    with pytest.raises(KilledError, match="no space"):
         rolled(Rowwise(), on_wave=kill)
 
 

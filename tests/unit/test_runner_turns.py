@@ -239,7 +239,7 @@ def two_seats(**more: Any) -> dict[str, Any]:
 def test_a_step_names_who_speaks_and_what_they_see():
     engine = replies(lambda r: "no" if r.model == "second" else "yes")
     (group,) = runner(engine, **two_seats()).rollout(job(world(Debate()), Fixed(1), 1))
-    first, second, third = engine.requests
+    _, second, third = engine.requests
     assert [r.model for r in engine.requests] == ["policy", "second", "policy"]
     shown = [257, *b"Doubt.", END, 258, *b"You are the critic.", END, 259, *b"yes", END]
     np.testing.assert_array_equal(second.ids, [*shown, 258, *b"Well?", END, 259])

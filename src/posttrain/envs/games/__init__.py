@@ -1,0 +1,1 @@
+"""Games with simple rules: small environments to learn on and to test with."""
