@@ -23,7 +23,9 @@ from rollout_kit import (
 
 from posttrain.data.store import read_groups, write_groups
 from posttrain.errors import CheckpointError, DeadlineError
+from posttrain.rollout.waves import Waves
 from posttrain.types.ask import Ask, Decode
+from posttrain.types.engine import SampleRequest
 from posttrain.types.env import EnvFactory, Step
 from posttrain.types.episode import Fault, Node, Origin, Stop
 from posttrain.types.method import Keep
@@ -134,6 +136,9 @@ def test_killed_after_any_wave_and_resumed_it_is_the_same(tmp_path: Path):
     expected = rolled(whole, on_wave=lambda groups: stored.append(list(groups)))
     assert len(stored) == len(whole.batches) - 1
     assert any(g.refused for g in expected)
+    for group in expected:
+        places = [(e.round, e.ask, e.member) for e in group.episodes]
+        assert places == sorted(places)
     seen_partial = False
     for number, groups in enumerate(stored, start=1):
         write_groups(tmp_path / "inflight", groups)
@@ -251,11 +256,45 @@ def test_a_spent_budget_draws_no_further_groups():
         same_groups(again.rollout(work, unfinished=some), groups)
 
 
+@pytest.mark.parametrize("most", [1, 12, 30, 60])
+def test_what_had_begun_before_the_budget_was_spent_goes_on_after_a_kill(most):
+    class Never(Keep):
+        max_redraws = 3
+
+        def __call__(self, group, state):
+            return False
+
+    source = Listed((ask_task("t", "go", env="w"),), graders={}, worlds={"w": Counting(turns=3)})
+    work = job(source, Rounds(((Ask(n=2),), (Ask(n=1),))), 1, keep=Never())
+    settings = {"limits": Limits(sampled_tokens=most), "decode": Decode(max_tokens=40)}
+    stored = []
+    whole = runner(letters(LETTERS, end=0.3), **settings)
+    expected = whole.rollout(work, on_wave=lambda g: stored.append(list(g)))
+    spent = [tokens(g) >= most for g in stored]
+    assert any(spent) or most == 60
+    for groups in stored:
+        again = runner(letters(LETTERS, end=0.3), **settings)
+        same_groups(again.rollout(work, unfinished=groups), expected)
+
+
 def test_waiting_for_a_slow_environment_does_not_begin_a_wave():
     engine = Rowwise()
     runner(engine, decode=Decode(max_tokens=6)).rollout(job(SOURCE, Fixed(2), 3))
     assert len(engine.batches[0]) == 6
     assert all(b == sorted(b) for b in engine.batches)
+
+
+def test_a_wave_that_never_forms_is_given_up():
+    async def stuck():
+        waves = Waves(Rowwise(), wait_s=60, stuck_s=0.05)
+        waves.enter(2)  # and only one of them ever asks
+        request = SampleRequest(
+            key="r", model="policy", ids=np.array([1]), decode=Decode(), stop_ids=(), seed=1
+        )
+        await waves.draw((0,), request)
+
+    with pytest.raises(DeadlineError, match="1 of 2"):
+        asyncio.run(stuck())
 
 
 def test_a_silent_engine_names_a_request():

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from posttrain.envs.single import SingleTurn
 from posttrain.errors import ConfigError, EnvError, MissingExtraError
 from posttrain.rollout.seeds import env_generator
 from posttrain.rollout.waiting import within
@@ -87,6 +88,8 @@ class GuardedEnv:
 
     async def _wait(self, ask: Callable[[], Awaitable[T]], doing: str) -> T:
         try:
+            if isinstance(self.factory, SingleTurn):
+                return await ask()  # our own, and it never waits
             return await within(ask(), self._seconds, f"environment {self.name!r} to {doing}")
         except (ConfigError, MissingExtraError):
             raise

@@ -113,7 +113,14 @@ class Runner:
 
     def _sampler(self, *, spent: int, between: Callable[[], None] | None) -> Sampler:
         if self._exact:
-            return Waves(self._engine, wait_s=self.limits.episode_s, spent=spent, between=between)
+            limits = self.limits
+            return Waves(
+                self._engine,
+                wait_s=limits.episode_s,
+                spent=spent,
+                between=between,
+                stuck_s=limits.episode_s + 10 * (limits.env_s + limits.verifier_s),
+            )
         return Stream(self._engine, wait_s=self.limits.episode_s, spent=spent)
 
 

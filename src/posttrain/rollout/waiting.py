@@ -70,5 +70,16 @@ def run_sync(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work())
-    return _start_thread(lambda: asyncio.run(work()), "posttrain-rollout").result()
+        return _run(work)
+    return _start_thread(lambda: _run(work), "posttrain-rollout").result()
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """``asyncio.run``, but its task returns nothing: asyncio prints the task's result, unseen."""
+    results: list[T] = []
+
+    async def keep() -> None:
+        results.append(await work())
+
+    asyncio.run(keep())
+    return results[0]

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from typing_extensions import override
 
-from posttrain.errors import EngineError, PosttrainError
+from posttrain.errors import DeadlineError, EngineError, PosttrainError
 from posttrain.rollout.waiting import within
 from posttrain.types.engine import Engine, Sample, SampleRequest
 from posttrain.types.episode import Stop
@@ -178,9 +178,12 @@ class Waves(Sampler):
         wait_s: float,
         spent: int = 0,
         between: Callable[[], None] | None = None,
+        stuck_s: float = 3600.0,
     ) -> None:
         super().__init__(engine, wait_s=wait_s, spent=spent)
         self._between = between
+        self._stuck_s = stuck_s
+        self._alarm: asyncio.TimerHandle | None = None
         self._live = 0
         self._count = 0
         self._wave: asyncio.Task[None] | None = None
@@ -198,10 +201,26 @@ class Waves(Sampler):
 
     @override
     def _look(self) -> None:
+        loop = asyncio.get_running_loop()
         if self._wave is None and self._ready and len(self._ready) == self._live:
-            self._wave = asyncio.get_running_loop().create_task(self._run())
+            self._wave = loop.create_task(self._run())
+        elif self._alarm is None and self._ready:
+            self._alarm = loop.call_later(self._stuck_s, self._give_up)
+
+    def _give_up(self) -> None:
+        error = DeadlineError(
+            f"waited {self._stuck_s:g} s for a wave: {len(self._ready)} of {self._live} have asked "
+            "the engine, the others (environments, verifiers) neither ask nor end."
+        )
+        self._fail(list(self._ready.values()), error)
+
+    def _quiet(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     async def _run(self) -> None:
+        self._quiet()
         batch = sorted(self._ready.values(), key=lambda w: w.order)
         self._ready = {}
         try:
@@ -220,6 +239,7 @@ class Waves(Sampler):
     @override
     async def close(self) -> None:
         """End the wave under way."""
+        self._quiet()
         if self._wave is not None:
             self._wave.cancel()
             await asyncio.gather(self._wave, return_exceptions=True)
