@@ -112,6 +112,27 @@ def forced_left(request: SampleRequest) -> tuple[int, ...]:
     return request.decode.forced[len(request.drawn) :]
 
 
+def ends_by_rule(
+    request: SampleRequest,
+    said: Sequence[int],
+    logprobs: Sequence[float],
+    decode: Decoder | None,
+) -> bool:
+    """Whether a stop string or the rule of the request ends the segment at its last token.
+
+    Args:
+        request: What was asked.
+        said: The segment so far, what was drawn before an interruption included.
+        logprobs: Those of the tokens of this request; the rule sees NaN for earlier ones.
+        decode: Text of ids, where there are stop strings.
+    """
+    rules = request.decode
+    if rules.stop and decode is not None and completes_string(said, rules.stop, decode):
+        return True
+    unknown = [float("nan")] * len(request.drawn)
+    return rules.stop_when is not None and rules.stop_when(said, [*unknown, *logprobs])
+
+
 def completes_string(ids: Sequence[int], stop: Sequence[str], decode: Decoder) -> bool:
     """Whether the last of the segment's ids completes a stop string.
 

@@ -22,7 +22,7 @@ from posttrain.rollout.requests import (
     Decoder,
     check_items,
     check_requests,
-    completes_string,
+    ends_by_rule,
     forced_left,
     known_model,
     room,
@@ -97,26 +97,22 @@ class _Row:
     def take(self, token: int, logprob: float, kept: float) -> None:
         """Add a drawn token and end where it ends."""
         self._put(token, logprob, kept)
-        rules = self.request.decode
         if token in self.request.stop_ids:
             self.stop = Stop.COMPLETED
-        elif rules.stop and self.decode and completes_string(self.said, rules.stop, self.decode):
+        elif ends_by_rule(self.request, self.said, self.logprobs, self.decode):
             self.stop = Stop.STOP_STRING
-        elif rules.stop_when is not None:
-            unknown = [float("nan")] * len(self.request.drawn)
-            if rules.stop_when(self.said, [*unknown, *self.logprobs]):
-                self.stop = Stop.STOP_STRING
         self._end_if_full()
 
     def sample(self, version: int, after: int | None) -> Sample:
         """The finished segment, cut after ``after`` tokens if that is less."""
         cut = after is not None and after < len(self.ids)
         kept = np.array(self.kept[:after], np.float32)
+        chosen = np.arange(len(kept)) >= len(forced_left(self.request))
         return Sample(
             key=self.request.key,
             ids=np.array(self.ids[:after], np.int32),
             logprobs=np.array(self.logprobs[:after], np.float32),
-            version=np.full(len(kept), version, np.int32),
+            version=np.where(chosen, version, -1).astype(np.int32),
             stop=Stop.FAILED if cut or self.stop is None else self.stop,
             kept_logmass=kept if kept.any() else None,
         )

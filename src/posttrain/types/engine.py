@@ -64,7 +64,7 @@ class Sample:
     """[tokens] float32 of the distribution really drawn from (after temperature and filters);
     NaN for forced tokens."""
     version: np.ndarray
-    """[tokens] int32 weight version that drew each token."""
+    """[tokens] int32 weight version that drew each token; -1 for forced tokens."""
     stop: Stop
     kept_logmass: np.ndarray | None = None
     """[tokens] float32: log of the probability the filters kept; ``logprobs + kept_logmass`` is
