@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,7 @@ def _engine(
         models[name] = copy.deepcopy(loaded.modules[name]).to(device, dtype)
     return TransformersEngine(
         models,
-        tokenizers={n: loaded.tokenizers[n] for n in specs},
+        decode={n: loaded.tokenizers[n].decode for n in specs},
         max_rows=spec.max_rows,
     )
 
@@ -195,9 +196,24 @@ def save_model(folder: Path, run: Run, learner: LocalLearner, loaded: Loaded) ->
             module.save_pretrained(into / "adapter")
             module = copy.deepcopy(module).merge_and_unload()
             module.load_state_dict(dict(learner.export(name).tensors))
-        module.save_pretrained(into)
+        with _quietly():
+            module.save_pretrained(into)
         tokenizer = copy.copy(loaded.tokenizers[name])
         for seat, placed in run.seats.items():
             if placed.model == name and spec.template is not None:
                 tokenizer.chat_template = loaded.renderers[seat].chat.template()
         tokenizer.save_pretrained(into)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the bars transformers draws for every file; the run draws its own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
