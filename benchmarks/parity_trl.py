@@ -44,19 +44,19 @@ MODEL = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
-GROUP, CAP = 3, 7  # completions a prompt; max_completion_length, which dr_grpo divides by
+GROUP, CAP = 3, 9  # completions a prompt; max_completion_length, which dr_grpo divides by
 # Two prompts of unequal length and three completions each; a zero in `MASKS` is a token some tool
 # wrote, which is attended to and never trained.
 PROMPTS = [[4, 9, 3, 7], [8, 5]]
 COMPLETIONS = [
     [6, 2, 11, 1],
-    [12, 3, 3, 9, 10, 1],
+    [12, 3, 3, 9, 10, 5, 1],
     [7, 4],
     [5, 10, 2, 8, 1],
     [9, 11, 6],
     [2, 12, 7, 4, 1],
 ]
-MASKS = [[1, 1, 1, 1], [1, 1, 0, 0, 1, 1], [1, 1], [1, 1, 1, 1, 1], [1, 0, 1], [1, 1, 1, 1, 1]]
+MASKS = [[1, 1, 1, 1], [1, 1, 0, 0, 1, 1, 1], [1, 1], [1, 1, 1, 1, 1], [1, 0, 1], [1, 1, 1, 1, 1]]
 REWARDS = [[1.0], [0.0], [0.25], [0.0], [1.0], [0.5]]  # a row a completion, a column a function
 
 LOSSES: dict[str, dict[str, Any]] = {
