@@ -130,6 +130,7 @@ def main() -> None:
         "timed_rounds": args.rounds,
         "subjects": table,
     }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -1,0 +1,1 @@
+"""Scripts written for TRL's ``GRPOTrainer`` run after changing one import."""
