@@ -16,7 +16,10 @@ import base64
 import json
 import os
 import tempfile
+from dataclasses import MISSING, Field, fields
+from enum import Enum
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -301,11 +304,23 @@ def one_advantage(folder: str, setting: dict[str, Any]) -> dict[str, Any]:
     return setting | {"advantages": scored(trainer)["advantages"].tolist()}
 
 
+def default(each: Field) -> Any:
+    """A field's default."""
+    return each.default if each.default_factory is MISSING else each.default_factory()
+
+
+def plain(value: Any) -> Any:
+    """An enumeration's own text; anything else as it is."""
+    return value.value if isinstance(value, Enum) else value
+
+
 def vectors(folder: str) -> dict[str, Any]:
     """Everything that goes into the file but how it was made."""
     stored = stored_batch(folder)
     weights = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters()
     return {
+        "fields": {each.name: plain(default(each)) for each in fields(GRPOConfig)},
+        "parameters": list(signature(GRPOTrainer.__init__).parameters)[1:],
         "model": {
             "architecture": "LlamaForCausalLM",
             "config": MODEL,
