@@ -258,9 +258,7 @@ class GRPOConfig:
 
 _SCALES: dict[object, str] = {True: "group", False: "none"}
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "loss_type": (
-        "dapo", "grpo", "dr_grpo", "bnpo", "luspo", "cispo", "sapo", "vespo",
-    ),
+    "loss_type": ("dapo", "grpo", "dr_grpo", "bnpo", "luspo"),
     "scale_rewards": ("group", "batch", "none"),
     "importance_sampling_level": ("token", "sequence"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),

@@ -21,11 +21,8 @@ HONOURED = _names(
     per_device_eval_batch_size save_strategy save_steps save_total_limit seed data_seed use_cpu
     remove_unused_columns model_init_kwargs num_generations num_generations_eval
     max_completion_length shuffle_dataset generation_batch_size steps_per_generation temperature
-    top_p top_k min_p beta num_iterations epsilon delta epsilon_high sapo_temperature_neg
-    sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
-    importance_sampling_level reward_weights multi_objective_aggregation scale_rewards loss_type
-    mask_truncated_completions top_entropy_quantile entropy_coef off_policy_mask_threshold
-    use_bias_correction_kl log_completions num_completions_to_print log_unique_prompts
+    top_p top_k min_p beta num_iterations epsilon delta epsilon_high importance_sampling_level reward_weights multi_objective_aggregation scale_rewards loss_type
+    mask_truncated_completions entropy_coef use_bias_correction_kl log_completions num_completions_to_print log_unique_prompts
     disable_dropout
     """
 )
@@ -109,6 +106,10 @@ _ADVICE = {
         vllm_importance_sampling_cap""",
     "Leave it out: the reference stays the model training began with.": """
         sync_ref_model ref_model_mixup_alpha ref_model_sync_steps""",
+    "Leave it out: the loss types here are dapo, grpo, dr_grpo, bnpo and luspo. For another loss "
+    "write a Run with that method.": """
+        sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg
+        vespo_lambda_neg off_policy_mask_threshold top_entropy_quantile""",
     "Set entropy_coef to a constant.": """
         use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta
         entropy_target""",
