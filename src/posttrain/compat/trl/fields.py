@@ -21,9 +21,10 @@ HONOURED = _names(
     per_device_eval_batch_size save_strategy save_steps save_total_limit seed data_seed use_cpu
     remove_unused_columns model_init_kwargs num_generations num_generations_eval
     max_completion_length shuffle_dataset generation_batch_size steps_per_generation temperature
-    top_p top_k min_p beta num_iterations epsilon delta epsilon_high importance_sampling_level reward_weights multi_objective_aggregation scale_rewards loss_type
-    mask_truncated_completions entropy_coef use_bias_correction_kl log_completions num_completions_to_print log_unique_prompts
-    disable_dropout
+    top_p top_k min_p beta num_iterations epsilon delta epsilon_high importance_sampling_level
+    reward_weights multi_objective_aggregation scale_rewards loss_type
+    mask_truncated_completions entropy_coef use_bias_correction_kl log_completions
+    num_completions_to_print log_unique_prompts disable_dropout
     """
 )
 
