@@ -44,6 +44,11 @@ class Prompts(Source):
         """Prompts of a pass over the data that are used."""
         return len(self._tasks) // self.batch * self.batch
 
+    @property
+    def longest_prompt(self) -> int:
+        """Bytes of the longest prompt, which are no fewer than its tokens."""
+        return max((len(_text(task).encode()) for task in self._tasks), default=0)
+
     @override
     def draw(self, state: State, n: int, rng: np.random.Generator) -> Sequence[Task]:
         """The next ``n`` rows after those drawn before."""
@@ -104,6 +109,12 @@ def tasks_of(rows: Iterable[Mapping[str, Any]], *, prompt_only: bool = False) ->
         DataError: a row without a usable prompt, or a value that is no plain data.
     """
     return tuple(_task(at, row, prompt_only=prompt_only) for at, row in enumerate(rows))
+
+
+def _text(task: Task) -> str:
+    if isinstance(task.prompt, str):
+        return task.prompt
+    return "".join(m.role + m.content for m in task.prompt)
 
 
 def digest_of(tasks: Sequence[Task]) -> str:

@@ -18,12 +18,12 @@ HONOURED = _names(
     lr_scheduler_type warmup_steps optim weight_decay adam_beta1 adam_beta2 adam_epsilon
     gradient_accumulation_steps max_grad_norm bf16 gradient_checkpointing logging_strategy
     logging_steps logging_first_step report_to run_name eval_strategy eval_steps eval_on_start
-    per_device_eval_batch_size save_strategy save_steps save_total_limit seed data_seed use_cpu
-    remove_unused_columns model_init_kwargs num_generations num_generations_eval
+    per_device_eval_batch_size save_strategy save_steps save_total_limit seed use_cpu
+    remove_unused_columns num_generations num_generations_eval
     max_completion_length shuffle_dataset generation_batch_size steps_per_generation temperature
     top_p top_k min_p beta num_iterations epsilon delta epsilon_high importance_sampling_level
     reward_weights multi_objective_aggregation scale_rewards loss_type
-    mask_truncated_completions entropy_coef use_bias_correction_kl log_completions
+    mask_truncated_completions entropy_coef use_bias_correction_kl disable_tqdm log_completions
     num_completions_to_print log_unique_prompts disable_dropout
     """
 )
@@ -31,11 +31,11 @@ HONOURED = _names(
 WITHOUT_EFFECT = _names(
     """
     do_train do_eval do_predict resume_from_checkpoint local_rank log_level log_level_replica
-    log_on_each_node average_tokens_across_devices dataloader_drop_last disable_tqdm
+    log_on_each_node average_tokens_across_devices dataloader_drop_last data_seed
     """
 )
-"""Flags for scripts or for several processes, and what is so already: no progress bar is drawn, and
-a last incomplete batch of prompts is dropped."""
+"""Flags for scripts or for several processes, a seed that TRL's sampler does not read, and what is
+so anyway: a last incomplete batch of prompts is dropped."""
 
 ALSO_SO: dict[str, tuple[object, ...]] = {
     "dataloader_pin_memory": (False,),
@@ -43,6 +43,7 @@ ALSO_SO: dict[str, tuple[object, ...]] = {
     "gradient_checkpointing_kwargs": ({"use_reentrant": False},),
     "log_multimodal": (False,),
     "logging_nan_inf_filter": (False,),
+    "model_init_kwargs": ({"dtype": "float32"},),
     "pad_to_multiple_of": (None,),
     "tf32": (False,),
     "vllm_importance_sampling_correction": (False,),
@@ -88,8 +89,8 @@ _ADVICE = {
         accelerator_config parallelism_config ddp_find_unused_parameters ddp_bucket_cap_mb
         ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config deepspeed
         ds3_gather_for_generation""",
-    "Load such a model yourself and pass the instance as model.": """
-        trust_remote_code""",
+    "Leave it out: weights are held in float32; for special loading pass the model itself.": """
+        trust_remote_code model_init_kwargs""",
     "Set temperature, top_p, top_k, min_p and max_completion_length.": """
         generation_kwargs repetition_penalty""",
     "Leave it out: the template is rendered as the tokenizer has it; pass a processing_class with "

@@ -34,15 +34,21 @@ class Notes:
 
     trainer_state: object = None
     metrics: dict[str, list[float]] = field(default_factory=dict)
-    extra: dict[str, list[Any]] = field(default_factory=dict)
+    extra: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    """Columns of the printed completions, by group and episode."""
 
     def log_metric(self, name: str, value: float) -> None:
         """Add a number to the average logged under ``name``."""
         self.metrics.setdefault(name, []).append(float(value))
 
-    def log_extra(self, column: str, values: Sequence[Any]) -> None:
-        """Add one entry a completion to a column of the printed completions."""
-        self.extra.setdefault(column, []).extend(values)
+    def extra_of(self, group: Group, episodes: Sequence[int]) -> Callable[..., None]:
+        """The ``log_extra`` of one call: takes a column's name and one value a completion."""
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            for episode, value in zip(episodes, values, strict=True):
+                self.extra.setdefault((group.group_id, episode), {})[column] = value
+
+        return log_extra
 
     def take_metrics(self) -> dict[str, float]:
         """Means of what was logged, which are then forgotten."""
@@ -92,7 +98,7 @@ class RewardFunction(Verifier):
             "completions": [completion(task, group, episode) for episode in episodes],
             "completion_ids": [drawn_ids(group, episode) for episode in episodes],
             "trainer_state": self._notes.trainer_state,
-            "log_extra": self._notes.log_extra,
+            "log_extra": self._notes.extra_of(group, episodes),
             "log_metric": self._notes.log_metric,
         }
 

@@ -1,0 +1,117 @@
+"""How long a TRL run is, in optimiser steps and in posttrain's steps, and how its rate falls."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from transformers.trainer_callback import TrainerControl
+from typing_extensions import override
+
+from posttrain.compat.trl.config import GRPOConfig
+from posttrain.compat.trl.method import minibatches
+from posttrain.errors import ConfigError
+from posttrain.types.models import LearningRate
+from posttrain.types.run import Until
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """Sizes of a run. A step samples once; an update is one step of the optimiser."""
+
+    updates_a_step: int
+    steps: int
+    steps_a_pass: int | None
+    """Steps in one pass over the data; None for a source without an end."""
+
+    @property
+    def updates(self) -> int:
+        """Optimiser steps of the run: TRL's ``max_steps``."""
+        return self.steps * self.updates_a_step
+
+    def epoch(self, step: int) -> float | None:
+        """Passes over the data after ``step`` steps."""
+        return None if self.steps_a_pass is None else step / self.steps_a_pass
+
+    def steps_for(self, updates: float) -> int:
+        """The steps that make at least ``updates`` updates; a share of the run if below 1."""
+        wanted = updates * self.updates if updates < 1 else updates
+        return max(1, math.ceil(wanted / self.updates_a_step))
+
+
+def length_of(config: GRPOConfig, steps_a_pass: int | None) -> Length:
+    """How long a run under these options is.
+
+    Raises:
+        ConfigError: its end would fall within the updates of one generation, or is not given.
+    """
+    updates_a_step = minibatches(config) * config.num_iterations
+    if config.max_steps > 0:
+        updates = config.max_steps
+    elif steps_a_pass is None:
+        raise ConfigError(
+            "GRPOConfig.max_steps must be given for a source that is not a data set: it has no "
+            "end that num_train_epochs could count."
+        )
+    else:
+        updates = math.ceil(config.num_train_epochs * steps_a_pass * updates_a_step)
+    steps, rest = divmod(updates, updates_a_step)
+    if rest:
+        raise ConfigError(
+            f"GRPOConfig would stop after {updates} optimiser steps, but every generation makes "
+            f"{updates_a_step} (steps_per_generation / gradient_accumulation_steps * "
+            f"num_iterations). Set max_steps={steps * updates_a_step + updates_a_step}."
+        )
+    return Length(updates_a_step=updates_a_step, steps=steps, steps_a_pass=steps_a_pass)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decay(LearningRate):
+    """A linear warm-up from 0, then what ``kind`` says until ``total`` updates.
+
+    Source: the schedules of transformers 5, which TRL uses.
+    """
+
+    kind: str
+    """``linear`` or ``cosine`` to 0, or ``constant``."""
+    total: int
+    warmup: int = 0
+
+    @override
+    def __call__(self, update: int) -> float:
+        """The multiplier at an update, counted from 0."""
+        if update < self.warmup:
+            return update / self.warmup
+        done = (update - self.warmup) / max(1, self.total - self.warmup)
+        if self.kind == "linear":
+            return max(0.0, 1.0 - done)
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * done))) if self.kind == "cosine" else 1.0
+
+
+def decay_of(config: GRPOConfig, length: Length) -> Decay:
+    """The learning rate under these options."""
+    kind = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
+    warmup = config.warmup_steps
+    steps = int(warmup) if warmup >= 1 else math.ceil(length.updates * warmup)
+    if kind == "constant":
+        steps = 0
+    return Decay(kind=kind.removesuffix("_with_warmup"), total=length.updates, warmup=steps)
+
+
+@dataclass(frozen=True, slots=True)
+class StepsOrStopped(Until):
+    """After ``n`` steps, or as soon as a callback asks to stop."""
+
+    n: int
+    _control: TrainerControl = field(compare=False)
+
+    @override
+    def __call__(self, step: int, metrics: object) -> bool:
+        """Whether to stop."""
+        return step >= self.n or self._control.should_training_stop
+
+    @property
+    @override
+    def steps(self) -> int:
+        """``n``."""
+        return self.n
