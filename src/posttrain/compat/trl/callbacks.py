@@ -50,11 +50,14 @@ class Callbacks:
     processing_class: Any
     callbacks: list[TrainerCallback]
     control: TrainerControl = field(default_factory=TrainerControl)
-    state: TrainerState = field(default_factory=TrainerState)
+    state: TrainerState = field(init=False)
     failure: Exception | None = None
     _window: list[Mapping[str, float]] = field(default_factory=list)
     _logged_at: int = 0
     _folder: Path = field(default_factory=Path)
+
+    def __post_init__(self) -> None:
+        self.state = TrainerState()
 
     def on(self, event: Event) -> None:
         """Take one event of the run."""
@@ -93,7 +96,8 @@ class Callbacks:
         state.max_steps = length.updates
         state.num_train_epochs = math.ceil(length.epoch(length.steps) or 1)
         state.epoch = length.epoch(event.resumed_from or 0) or 0.0
-        state.logging_steps, state.save_steps = self.args.logging_steps, self.args.save_steps
+        state.logging_steps = length.updates_for(self.args.logging_steps)
+        state.save_steps = length.updates_for(self.args.save_steps)
         state.train_batch_size = self.args.per_device_train_batch_size
         self._logged_at = state.global_step
         self.notes.trainer_state = state
@@ -104,7 +108,7 @@ class Callbacks:
         for _ in range(self.length.updates_a_step):
             self._call("on_step_begin")
             self.state.global_step += 1
-            self.state.epoch = self.length.epoch(event.step)
+            self.state.epoch = self.length.epoch(event.step) or 0.0
             self._call("on_step_end")
         self.state.num_input_tokens_seen = int(event.metrics.get("num_tokens", 0.0))
         self._window.append({**event.metrics, **self.notes.take_metrics()})
@@ -125,8 +129,7 @@ class Callbacks:
             return True
         if self.args.logging_strategy != "steps":
             return False
-        every = self.args.logging_steps
-        every = max(1, int(every * self.length.updates)) if every < 1 else int(every)
+        every = self.length.updates_for(self.args.logging_steps)
         return self.state.global_step // every > self._logged_at // every
 
     def _log(self, step: int) -> None:
@@ -149,8 +152,7 @@ class Callbacks:
         self._call("on_evaluate", metrics=named)
 
     def _record(self, logs: dict[str, float]) -> None:
-        if self.state.epoch is not None:
-            logs["epoch"] = self.state.epoch
+        logs["epoch"] = self.state.epoch
         self._call("on_log", logs=logs)
         self.state.log_history.append({**logs, "step": self.state.global_step})
 

@@ -33,10 +33,13 @@ class Length:
         """Passes over the data after ``step`` steps."""
         return None if self.steps_a_pass is None else step / self.steps_a_pass
 
-    def steps_for(self, updates: float) -> int:
-        """The steps that make at least ``updates`` updates; a share of the run if below 1."""
-        wanted = updates * self.updates if updates < 1 else updates
-        return max(1, math.ceil(wanted / self.updates_a_step))
+    def updates_for(self, given: float) -> int:
+        """A number of updates as TRL's options give it: below 1 it is a share of the run."""
+        return max(1, math.ceil(given * self.updates) if given < 1 else int(given))
+
+    def steps_for(self, given: float) -> int:
+        """The steps that make at least this many updates."""
+        return math.ceil(self.updates_for(given) / self.updates_a_step)
 
 
 def length_of(config: GRPOConfig, steps_a_pass: int | None) -> Length:

@@ -12,11 +12,10 @@ from transformers.trainer_callback import TrainerControl
 from posttrain.compat.trl.config import GRPOConfig
 from posttrain.compat.trl.data import Graded, Prompts, digest_of, tasks_of
 from posttrain.compat.trl.method import grpo_method, prompts
-from posttrain.compat.trl.rewards import RewardFunction
 from posttrain.compat.trl.schedule import Length, StepsOrStopped, decay_of
 from posttrain.errors import ConfigError, DataError
 from posttrain.types.ask import Decode
-from posttrain.types.method import Source
+from posttrain.types.method import Source, Verifier
 from posttrain.types.models import AdamW, Frozen, LoRA, ModelSpec, Precision, Trained
 from posttrain.types.run import (
     Checkpoints,
@@ -160,6 +159,7 @@ def _check_dropout(settings: Any, config: GRPOConfig) -> None:
 
 _PLAIN_LORA = {
     "bias": "none",
+    "lora_dropout": 0.0,
     "use_dora": False,
     "use_rslora": False,
     "modules_to_save": None,
@@ -174,7 +174,7 @@ def lora_of(peft_config: Any, settings: Any) -> LoRA:
     """A LoRA as ``peft`` describes it.
 
     Raises:
-        ConfigError: another adapter, or an option beyond rank, alpha, dropout and targets.
+        ConfigError: another adapter, or an option beyond rank, alpha and targets.
     """
     if str(getattr(peft_config, "peft_type", "")).rsplit(".", 1)[-1] != "LORA":
         raise ConfigError(f"peft_config must be a LoraConfig, got {type(peft_config).__name__}.")
@@ -182,12 +182,11 @@ def lora_of(peft_config: Any, settings: Any) -> LoRA:
         if getattr(peft_config, name, usual) != usual:
             raise ConfigError(
                 f"LoraConfig.{name}={getattr(peft_config, name)!r} is not honoured; only r, "
-                "lora_alpha, lora_dropout and target_modules are. Leave it out."
+                "lora_alpha and target_modules are. Leave it out."
             )
     return LoRA(
         rank=peft_config.r,
         alpha=float(peft_config.lora_alpha),
-        dropout=peft_config.lora_dropout,
         targets=_targets(peft_config.target_modules, settings),
     )
 
@@ -205,9 +204,7 @@ def _targets(given: Any, settings: Any) -> tuple[str, ...]:
     return tuple(sorted(given))
 
 
-def source_of(
-    data: Any, graders: Mapping[str, RewardFunction], config: GRPOConfig
-) -> Prompts | Graded:
+def source_of(data: Any, graders: Mapping[str, Verifier], config: GRPOConfig) -> Prompts | Graded:
     """The training data as a source.
 
     Raises:
@@ -235,7 +232,7 @@ def source_of(
 
 
 def evaluation_of(
-    data: Any, graders: Mapping[str, RewardFunction], config: GRPOConfig, length: Length
+    data: Any, graders: Mapping[str, Verifier], config: GRPOConfig, length: Length
 ) -> Evaluation:
     """Held-out prompts and when they are scored."""
     if isinstance(data, Mapping):
