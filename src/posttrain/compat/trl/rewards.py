@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, SupportsFloat, TypeAlias
 
 from typing_extensions import override
 
 from posttrain.errors import ConfigError, DataError
+from posttrain.rewards.functions import reward_value
+from posttrain.rewards.said import completion_of, drawn_ids, prompt_of
 from posttrain.types.episode import Group, RewardRow, Scope, Verdict
-from posttrain.types.message import JSON, Message, Task
+from posttrain.types.message import JSON, Task
 from posttrain.types.method import Verifier
 
 Reward: TypeAlias = Callable[..., Any]
 """Gives a list of numbers or None, or an awaitable of one."""
-
-Conversation: TypeAlias = list[dict[str, str]]
 
 
 @dataclass(slots=True)
@@ -33,6 +34,8 @@ class Notes:
     """What reward functions logged since it was last read, and the trainer state they see."""
 
     trainer_state: object = None
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the function that is being called."""
     metrics: dict[str, list[float]] = field(default_factory=dict)
     extra: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     """Columns of the printed completions, by group and episode."""
@@ -74,35 +77,59 @@ class RewardFunction(Verifier):
     def grade(
         self, task: Task, group: Group, episodes: Sequence[int]
     ) -> Sequence[RewardRow] | Awaitable[Sequence[RewardRow]]:
-        """One row an episode.
+        """One row an episode. Functions of one trainer are called one at a time.
 
         Raises:
-            DataError: the function gave another number of rewards than there are completions,
-                or one that is no finite number.
+            DataError: the function raised, gave another number of rewards than there are
+                completions, or one that is no finite number.
         """
-        given = self._function(**self._arguments(task, group, episodes))
+        arguments = self._arguments(task, group, episodes)
+        try:
+            with self._notes.turn:
+                given = self._function(**arguments)
+        except Exception as error:  # the boundary to the user's code, which in TRL ends the run
+            raise self._failed(error) from error
         if inspect.isawaitable(given):
             return self._wait(given, episodes)
         return self._rows(given, episodes)
 
     async def _wait(self, given: Awaitable[Any], episodes: Sequence[int]) -> Sequence[RewardRow]:
-        return self._rows(await given, episodes)
+        try:
+            rewards = await given
+        except Exception as error:  # as above
+            raise self._failed(error) from error
+        return self._rows(rewards, episodes)
+
+    def _failed(self, error: Exception) -> DataError:
+        return DataError(
+            f"the reward function {self.label!r} raised {type(error).__name__}: {error}. Let it "
+            "return None for a completion that it cannot score."
+        )
 
     def _arguments(self, task: Task, group: Group, episodes: Sequence[int]) -> dict[str, Any]:
         columns: dict[str, JSON] = {n: v for n, v in task.columns.items() if n != "completion"}
         if task.gold is not None:
             columns.setdefault("gold", task.gold)
-        return {
+        given = {
             **{name: [value] * len(episodes) for name, value in columns.items()},
-            "prompts": [spoken(task) for _ in episodes],
-            "completions": [completion(task, group, episode) for episode in episodes],
+            "prompts": [prompt_of(task) for _ in episodes],
+            "completions": [completion_of(task, group, episode) for episode in episodes],
             "completion_ids": [drawn_ids(group, episode) for episode in episodes],
             "trainer_state": self._notes.trainer_state,
             "log_extra": self._notes.extra_of(group, episodes),
             "log_metric": self._notes.log_metric,
         }
+        named = inspect.signature(self._function).parameters.values()
+        if any(each.kind is each.VAR_KEYWORD for each in named):
+            return given
+        return {each.name: given[each.name] for each in named if each.name in given}
 
     def _rows(self, given: Any, episodes: Sequence[int]) -> list[RewardRow]:
+        if isinstance(given, str | dict) or not isinstance(given, Iterable):
+            raise DataError(
+                f"the reward function {self.label!r} gave {given!r:.80} for {len(episodes)} "
+                "completions. It must give a list of one number, or None, for each."
+            )
         rewards = list(given)
         if len(rewards) != len(episodes):
             raise DataError(
@@ -112,8 +139,13 @@ class RewardFunction(Verifier):
             )
         return [self._row(e, r) for e, r in zip(episodes, rewards, strict=True)]
 
-    def _row(self, episode: int, reward: Any) -> RewardRow:
-        value = number_or_none(reward, self.label)
+    def _row(self, episode: int, reward: object) -> RewardRow:
+        value, _ = reward_value(reward, label=self.label)
+        if value is None and isinstance(reward, SupportsFloat) and math.isinf(float(reward)):
+            raise DataError(
+                f"the reward function {self.label!r} gave {reward!r}, which is no finite number. "
+                "Give a number, or None to leave the completion out."
+            )
         return RewardRow(
             scope=Scope.EPISODE,
             target=episode,
@@ -122,52 +154,6 @@ class RewardFunction(Verifier):
             weight=self.weight,
             verdict=Verdict.GRADED if value is not None else Verdict.NOT_APPLICABLE,
         )
-
-
-def number_or_none(reward: Any, label: str) -> float | None:
-    """A reward as a float; None and NaN as None.
-
-    Raises:
-        DataError: anything that is no finite number.
-    """
-    if reward is None:
-        return None
-    try:
-        value = float(reward)
-    except (TypeError, ValueError):
-        value = math.inf
-    if math.isinf(value):
-        raise DataError(
-            f"the reward function {label!r} gave {reward!r} ({type(reward).__name__}), which is "
-            "no finite number. Give a number, or None to leave the completion out."
-        )
-    return None if math.isnan(value) else value
-
-
-def spoken(task: Task) -> str | Conversation:
-    """The prompt as the data set has it: a text, or messages as dictionaries."""
-    if isinstance(task.prompt, str):
-        return task.prompt
-    return [_as_dict(message) for message in task.prompt]
-
-
-def completion(task: Task, group: Group, episode: int) -> str | Conversation:
-    """What was sampled: a text after a text, one assistant message after messages."""
-    text = group.episode_text(episode)
-    if isinstance(task.prompt, str):
-        return text
-    return [{"role": "assistant", "content": text}]
-
-
-def drawn_ids(group: Group, episode: int) -> list[int]:
-    """Token ids the policy chose, end token included."""
-    segments = (group.segments[s] for s in group.episodes[episode].segments)
-    return [int(i) for segment in segments for i in segment.ids[segment.action_mask]]
-
-
-def _as_dict(message: Message) -> dict[str, str]:
-    named = {"name": message.name} if message.name else {}
-    return {"role": message.role, "content": message.content, **named}
 
 
 def reward_functions(
