@@ -19,7 +19,7 @@ from posttrain.compat.trl.data import Prompts
 from posttrain.compat.trl.rewards import Notes, Reward, reward_functions
 from posttrain.compat.trl.schedule import length_of
 from posttrain.compat.trl.setup import evaluation_of, output_dir, policy_of, run_of, source_of
-from posttrain.errors import ConfigError
+from posttrain.errors import CheckpointError, ConfigError
 from posttrain.monitor.console import Console
 from posttrain.types.models import Trained
 from posttrain.types.run import Evaluation, Run
@@ -145,6 +145,7 @@ class GRPOTrainer:
                 exactly; start anew if there is none. A path must name one of its checkpoints.
 
         Raises:
+            CheckpointError: a run that a callback ended is asked to go on.
             Exception: whatever a callback raised, once the run has been ended and saved.
         """
         folder = Path(output_dir(self.args))
@@ -159,10 +160,19 @@ class GRPOTrainer:
             self._given.load_state_dict(trained.state_dict())
         if self._listener.failure is not None:
             raise self._listener.failure
+        self._check_not_ended_before()
         metrics = dict(self._result.metrics)
         losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry]
         mean = sum(losses) / len(losses) if losses else float("nan")
         return TrainOutput(self.state.global_step, mean, metrics)
+
+    def _check_not_ended_before(self) -> None:
+        if self.state.global_step < self._length.updates and not self.control.should_training_stop:
+            raise CheckpointError(
+                f"the run in {self._folder} was ended by a callback after {self.state.global_step} "
+                "optimiser steps, so it cannot go on. Start another one from its model, with "
+                "another output_dir."
+            )
 
     def evaluate(
         self, eval_dataset: Any = None, *, metric_key_prefix: str = "eval"
