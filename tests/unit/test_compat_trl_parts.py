@@ -13,7 +13,7 @@ from posttrain.compat.trl.config import GRPOConfig
 from posttrain.compat.trl.credit import TRLCredit
 from posttrain.compat.trl.data import Prompts, digest_of, tasks_of
 from posttrain.compat.trl.method import grpo_method, minibatches, prompts
-from posttrain.compat.trl.schedule import decay_of, length_of
+from posttrain.compat.trl.schedule import learning_rate_of, length_of
 from posttrain.errors import ConfigError, DataError
 from posttrain.parts.aggregation import TokenMean
 from posttrain.parts.ratios import SequenceMeanRatio, TokenRatio
@@ -112,7 +112,7 @@ def test_an_end_within_a_generation_and_a_run_without_an_end_are_refused():
 @pytest.mark.parametrize("warmup", [0, 3, 0.25])
 def test_learning_rates_are_those_of_transformers(kind: str, warmup: float):
     config = options(max_steps=10, lr_scheduler_type=kind, warmup_steps=warmup)
-    found = decay_of(config, length_of(config, None))
+    found = learning_rate_of(config, length_of(config, None))
     optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     steps = {0: 0, 3: 3, 0.25: 3}[warmup]
     schedule = get_scheduler(kind, optimiser, num_warmup_steps=steps, num_training_steps=10)

@@ -11,7 +11,7 @@ from typing_extensions import override
 from posttrain.compat.trl.config import GRPOConfig
 from posttrain.compat.trl.method import minibatches
 from posttrain.errors import ConfigError
-from posttrain.types.models import LearningRate
+from posttrain.types.models import Constant, Cosine, LearningRate, Linear
 from posttrain.types.run import Until
 
 
@@ -69,36 +69,34 @@ def length_of(config: GRPOConfig, steps_a_pass: int | None) -> Length:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decay(LearningRate):
-    """A linear warm-up from 0, then what ``kind`` says until ``total`` updates.
+class RisingFromZero(LearningRate):
+    """A linear warm-up whose first update has rate 0, then another schedule from its start.
 
-    Source: the schedules of transformers 5, which TRL uses.
+    Source: transformers 5, which TRL uses; posttrain's own warm-ups begin above 0.
     """
 
-    kind: str
-    """``linear`` or ``cosine`` to 0, or ``constant``."""
-    total: int
-    warmup: int = 0
+    warmup: int
+    then: LearningRate
 
     @override
     def __call__(self, update: int) -> float:
         """The multiplier at an update, counted from 0."""
-        if update < self.warmup:
-            return update / self.warmup
-        done = (update - self.warmup) / max(1, self.total - self.warmup)
-        if self.kind == "linear":
-            return max(0.0, 1.0 - done)
-        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * done))) if self.kind == "cosine" else 1.0
+        return update / self.warmup if update < self.warmup else self.then(update - self.warmup)
 
 
-def decay_of(config: GRPOConfig, length: Length) -> Decay:
+def learning_rate_of(config: GRPOConfig, length: Length) -> LearningRate:
     """The learning rate under these options."""
-    kind = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
-    warmup = config.warmup_steps
-    steps = int(warmup) if warmup >= 1 else math.ceil(length.updates * warmup)
-    if kind == "constant":
-        steps = 0
-    return Decay(kind=kind.removesuffix("_with_warmup"), total=length.updates, warmup=steps)
+    given = config.warmup_steps
+    warmup = int(given) if given >= 1 else math.ceil(length.updates * given)
+    falling = max(1, length.updates - warmup)
+    if config.lr_scheduler_type == "linear":
+        then: LearningRate = Linear(updates=falling)
+    elif config.lr_scheduler_type == "cosine":
+        then = Cosine(updates=falling)
+    else:
+        then = Constant()
+    risen = warmup == 0 or config.lr_scheduler_type == "constant"
+    return then if risen else RisingFromZero(warmup=warmup, then=then)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from transformers.trainer_callback import TrainerControl
 from posttrain.compat.trl.config import GRPOConfig
 from posttrain.compat.trl.data import Graded, Prompts, digest_of, tasks_of
 from posttrain.compat.trl.method import grpo_method, prompts
-from posttrain.compat.trl.schedule import Length, StepsOrStopped, decay_of
+from posttrain.compat.trl.schedule import Length, StepsOrStopped, learning_rate_of
 from posttrain.errors import ConfigError, DataError
 from posttrain.types.ask import Decode
 from posttrain.types.method import Source, Verifier
@@ -24,7 +24,6 @@ from posttrain.types.run import (
     Local,
     Phase,
     Run,
-    Transformers,
 )
 
 ALL = 10**9
@@ -57,7 +56,6 @@ def run_of(
                 evaluation=evaluation,
             ),
         ),
-        engine=Transformers(compute=model.compute),
         decode=Decode(
             temperature=config.temperature,
             top_p=config.top_p,
@@ -97,7 +95,7 @@ def policy_of(
         path, settings = str(_written(model, processing_class, config)), model.config
         template = None
     _check_dropout(settings, config)
-    compute: Precision = "float32" if config.bf16 is False else "bfloat16"
+    precisions: dict[bool | None, Precision] = {None: "auto", True: "bfloat16", False: "float32"}
     return Trained(
         path=path,
         optimiser=AdamW(
@@ -106,9 +104,9 @@ def policy_of(
             eps=config.adam_epsilon,
             weight_decay=config.weight_decay,
             max_grad_norm=config.max_grad_norm,
-            schedule=decay_of(config, length),
+            schedule=learning_rate_of(config, length),
         ),
-        compute=compute,
+        compute=precisions[config.bf16],
         lora=None if peft_config is None else lora_of(peft_config, settings),
         gradient_checkpointing=config.gradient_checkpointing,
         template=template,
