@@ -356,6 +356,8 @@ def test_a_run_goes_on_from_its_checkpoint_and_is_never_overwritten(model_folder
     with pytest.raises(CheckpointError, match="already holds checkpoints"):
         trainer(tmp_path / "parts", 8).train()
     resumed = trainer(tmp_path / "parts", 4)
+    with pytest.raises(ConfigError, match=r"is not the newest checkpoint of .*step_000002"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole"))
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 4
     whole = weights(tmp_path / "whole" / "checkpoints" / "step_000004")

@@ -184,7 +184,7 @@ def lora_of(peft_config: Any, settings: Any) -> LoRA:
             )
     return LoRA(
         rank=peft_config.r,
-        alpha=float(peft_config.lora_alpha),
+        alpha=peft_config.lora_alpha,
         targets=_targets(peft_config.target_modules, settings),
     )
 

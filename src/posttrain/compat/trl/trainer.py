@@ -21,6 +21,7 @@ from posttrain.compat.trl.schedule import length_of
 from posttrain.compat.trl.setup import evaluation_of, output_dir, policy_of, run_of, source_of
 from posttrain.errors import CheckpointError, ConfigError
 from posttrain.monitor.console import Console
+from posttrain.trainers.checkpoint import listed
 from posttrain.types.models import Trained
 from posttrain.types.run import Evaluation, Run
 
@@ -142,7 +143,7 @@ class GRPOTrainer:
 
         Args:
             resume_from_checkpoint: Go on from the newest whole checkpoint of ``output_dir``,
-                exactly; start anew if there is none. A path must name one of its checkpoints.
+                exactly; start anew if there is none. A path must name that checkpoint.
 
         Raises:
             CheckpointError: a run that a callback ended is asked to go on.
@@ -244,9 +245,11 @@ def _built(callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback
 
 
 def _resumed(asked: bool | str | None, folder: Path) -> bool:  # noqa: FBT001 (as TRL passes it)
-    if isinstance(asked, str) and folder.resolve() not in Path(asked).resolve().parents:
+    newest = listed(folder / "checkpoints")[-1:]
+    if isinstance(asked, str) and Path(asked).resolve() not in [p.resolve() for p in newest]:
         raise ConfigError(
-            f"resume_from_checkpoint={asked!r} is not a checkpoint of output_dir {str(folder)!r}. "
-            "Set output_dir to the folder of the run to go on with, and pass True."
+            f"resume_from_checkpoint={asked!r} is not the newest checkpoint of output_dir "
+            f"{str(folder)!r}, which is {str(newest[0]) if newest else 'empty'}. Set output_dir to "
+            "the folder of the run to go on with, and pass True."
         )
     return bool(asked)
