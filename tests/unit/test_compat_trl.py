@@ -128,6 +128,20 @@ def test_conversations_of_a_data_set_give_assistant_messages(model_folder, tmp_p
         assert "<|im_end|>" not in completion[0]["content"]
 
 
+def test_the_embedded_model_needs_no_folder(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"{i}+2:"}]} for i in range(2)]
+    trainer = GRPOTrainer(
+        model="tiny", args=config(tmp_path), reward_funcs=[reward_chars], train_dataset=rows
+    )
+    before = {n: t.clone() for n, t in trainer.model.state_dict().items()}
+    trainer.train()
+    assert changed(before, trainer.model.state_dict())
+
+
+def reward_chars(completions, **kwargs):
+    return [float(len(c[0]["content"])) for c in completions]
+
+
 class Letters(Source):
     """A posttrain source with a verifier of its own."""
 

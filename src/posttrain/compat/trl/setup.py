@@ -13,6 +13,7 @@ from posttrain.compat.trl.config import GRPOConfig
 from posttrain.compat.trl.data import Graded, Prompts, digest_of, tasks_of
 from posttrain.compat.trl.method import grpo_method, prompts
 from posttrain.compat.trl.schedule import Length, StepsOrStopped, learning_rate_of
+from posttrain.data.models import TINY
 from posttrain.errors import ConfigError, DataError
 from posttrain.types.ask import Decode
 from posttrain.types.method import Source, Verifier
@@ -89,7 +90,7 @@ def policy_of(
             adapter that is not a plain LoRA.
     """
     if isinstance(model, str):
-        path, settings = model, AutoConfig.from_pretrained(model)
+        path, settings = model, _settings(model)
         template = _template(model, processing_class)
     else:
         path, settings = str(_written(model, processing_class, config)), model.config
@@ -112,6 +113,23 @@ def policy_of(
         template=template,
         init_seed=config.seed,
     )
+
+
+def _settings(path: str) -> Any:
+    """The model's configuration; None for the embedded model and for a file, which have no folder.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    if path == TINY or path.endswith(".gguf"):
+        return None
+    try:
+        return AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model {path!r} has no configuration to read: {error}. Give a Hugging Face id, a "
+            "folder, a GGUF file, or the model itself."
+        ) from error
 
 
 def _template(path: str, processing_class: Any) -> str | None:
@@ -142,7 +160,7 @@ def output_dir(config: GRPOConfig) -> str:
 
 
 def _check_dropout(settings: Any, config: GRPOConfig) -> None:
-    if config.disable_dropout:
+    if config.disable_dropout or settings is None:
         return
     text = settings.get_text_config() if hasattr(settings, "get_text_config") else settings
     named = {n: v for n, v in vars(text).items() if "dropout" in n or n.endswith("pdrop")}
@@ -192,12 +210,13 @@ def lora_of(peft_config: Any, settings: Any) -> LoRA:
 def _targets(given: Any, settings: Any) -> tuple[str, ...]:
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
 
+    kind = getattr(settings, "model_type", "")
     if given is None:
-        given = USUAL.get(settings.model_type)
+        given = USUAL.get(kind)
     if given is None or isinstance(given, str):
         raise ConfigError(
             f"LoraConfig.target_modules must be a list of layer names for a model of type "
-            f"{settings.model_type!r}, got {given!r}. For example ['q_proj', 'v_proj']."
+            f"{kind!r}, got {given!r}. For example ['q_proj', 'v_proj']."
         )
     return tuple(sorted(given))
 

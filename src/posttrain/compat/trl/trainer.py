@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+import torch
+from transformers import PreTrainedModel
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
@@ -19,6 +20,7 @@ from posttrain.compat.trl.data import Prompts
 from posttrain.compat.trl.rewards import Notes, Reward, reward_functions
 from posttrain.compat.trl.schedule import length_of
 from posttrain.compat.trl.setup import evaluation_of, output_dir, policy_of, run_of, source_of
+from posttrain.data.models import load_model, load_tokenizer
 from posttrain.errors import CheckpointError, ConfigError
 from posttrain.monitor.console import Console
 from posttrain.trainers.checkpoint import listed
@@ -124,14 +126,15 @@ class GRPOTrainer:
     def processing_class(self) -> Any:
         """The tokenizer."""
         if self._tokenizer is None:
-            self._tokenizer = AutoTokenizer.from_pretrained(self._policy.path)
+            self._tokenizer = load_tokenizer(self._policy.path)
         return self._tokenizer
 
     @property
     def model(self) -> Any:
         """The model as it is now: the instance that was given, with the trained weights."""
         if self._given is None:
-            self._given = AutoModelForCausalLM.from_pretrained(self._newest, dtype="float32")
+            policy = self._policy
+            self._given = load_model(self._newest, dtype=torch.float32, seed=policy.init_seed)
         return self._given
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
@@ -157,7 +160,7 @@ class GRPOTrainer:
         resume = _resumed(resume_from_checkpoint, folder)
         self._result = api.fit(self.run, folder, resume=resume, listeners=listeners)
         if self._given is not None:
-            trained = AutoModelForCausalLM.from_pretrained(self._newest, dtype=self._given.dtype)
+            trained = load_model(self._newest, dtype=self._given.dtype)
             self._given.load_state_dict(trained.state_dict())
         if self._listener.failure is not None:
             raise self._listener.failure
