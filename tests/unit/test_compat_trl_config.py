@@ -80,6 +80,7 @@ def test_the_sizes_of_a_generation_follow_from_one_another(
         ({"loss_type": "gspo"}, "loss_type must be one of dapo, grpo.* got 'gspo'"),
         ({"loss_type": "bnpo", "gradient_accumulation_steps": 2}, "averages tokens within each"),
         ({"optim": "paged_adamw_8bit"}, "optim must be one of adamw_torch_fused, adamw_torch"),
+        ({"report_to": ["wandb"]}, "report_to=.*only 'none' is.*metrics.jsonl"),
         ({"max_completion_length": None}, "max_completion_length must be a number of tokens"),
     ],
 )

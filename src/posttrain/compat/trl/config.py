@@ -236,6 +236,7 @@ class GRPOConfig:
                     f"{getattr(self, name)!r}.{nearest(str(getattr(self, name)), allowed)}"
                 )
         _check_numbers(self)
+        _check_trackers(self.report_to)
 
     def _resolve_batch(self) -> None:
         """Fill in the sizes that follow from the others, as TRL does for one process."""
@@ -309,6 +310,15 @@ def _check_numbers(config: GRPOConfig) -> None:
             f"gradient_accumulation_steps={config.gradient_accumulation_steps} its gradient would "
             "depend on how the batch is cut. Use loss_type='dapo', the mean over all tokens of the "
             "step, or accumulate 1 larger batch."
+        )
+
+
+def _check_trackers(given: str | list[str] | None) -> None:
+    wanted = [given] if isinstance(given, str) else list(given or ())
+    if set(wanted) - {"none"}:
+        raise ConfigError(
+            f"GRPOConfig.report_to={given!r} is not honoured here, only 'none' is. Every metric is "
+            "in output_dir/metrics.jsonl; for a tracker add a callback whose on_log sends the logs."
         )
 
 

@@ -17,25 +17,26 @@ HONOURED = _names(
     output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate
     lr_scheduler_type warmup_steps optim weight_decay adam_beta1 adam_beta2 adam_epsilon
     gradient_accumulation_steps max_grad_norm bf16 gradient_checkpointing logging_strategy
-    logging_steps logging_first_step report_to run_name eval_strategy eval_steps eval_on_start
-    per_device_eval_batch_size save_strategy save_steps save_total_limit seed use_cpu
-    remove_unused_columns num_generations num_generations_eval
-    max_completion_length shuffle_dataset generation_batch_size steps_per_generation temperature
-    top_p top_k min_p beta num_iterations epsilon delta epsilon_high importance_sampling_level
-    reward_weights multi_objective_aggregation scale_rewards loss_type
-    mask_truncated_completions entropy_coef use_bias_correction_kl disable_tqdm log_completions
-    num_completions_to_print log_unique_prompts disable_dropout
+    logging_steps logging_first_step report_to eval_strategy eval_steps eval_on_start
+    save_strategy save_steps save_total_limit seed use_cpu remove_unused_columns num_generations
+    num_generations_eval max_completion_length shuffle_dataset generation_batch_size
+    steps_per_generation temperature top_p top_k min_p beta num_iterations epsilon delta
+    epsilon_high importance_sampling_level reward_weights multi_objective_aggregation
+    scale_rewards loss_type mask_truncated_completions entropy_coef use_bias_correction_kl
+    disable_tqdm log_completions num_completions_to_print log_unique_prompts disable_dropout
     """
 )
 
 WITHOUT_EFFECT = _names(
     """
     do_train do_eval do_predict resume_from_checkpoint local_rank log_level log_level_replica
-    log_on_each_node average_tokens_across_devices dataloader_drop_last data_seed
+    log_on_each_node average_tokens_across_devices dataloader_drop_last data_seed run_name
+    per_device_eval_batch_size
     """
 )
-"""Flags for scripts or for several processes, a seed that TRL's sampler does not read, and what is
-so anyway: a last incomplete batch of prompts is dropped."""
+"""Flags for scripts or for several processes, a seed that TRL's sampler does not read, a name that
+only trackers show, a batch size that changes no result, and what is so anyway: a last incomplete
+batch of prompts is dropped."""
 
 ALSO_SO: dict[str, tuple[object, ...]] = {
     "dataloader_pin_memory": (False,),
@@ -67,7 +68,7 @@ _ADVICE = {
         auto_find_batch_size pad_to_multiple_of""",
     "Leave it out: a loss that is not finite stops the run, and tokens are always counted.": """
         logging_nan_inf_filter include_num_input_tokens_seen skip_memory_metrics debug""",
-    "Set report_to and run_name; a tracker reads the rest from its own variables.": """
+    "Leave it out: trackers are reached by a callback, and completions stay in output_dir.": """
         project trackio_space_id trackio_bucket_id trackio_static_space_id
         log_completions_hub_repo log_multimodal""",
     "Set eval_strategy, eval_steps, num_generations_eval and eval_on_start.": """
