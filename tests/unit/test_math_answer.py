@@ -73,6 +73,7 @@ EQUAL = [
     (r"\pi", "3.141593"),
     ("1<x<2", "(1,2)"),
     (r"[1,\infty)", r"x\ge 1"),
+    (r"(-\infty,\frac{\sqrt{2}}{2}]", r"x\leq\frac{1}{\sqrt{2}}"),
     (r"(-\infty,\infty)", r"\mathbb{R}"),
     ("101", "a+2z=2z+a=101"),
     (r"\sqrt{x^2}", "|x|"),

@@ -36,6 +36,7 @@ _LONG_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _CLOCK = re.compile(r"\d+(?:\s*:\s*\d+)+")
 _BASED = re.compile(r"(\w+)_(?:\{\s*(\d+)\s*\}|(\d))")
 _PM = re.compile(r"\\pm(?![a-zA-Z])")
+_COMMAND, _LETTER = re.compile(r"\\[a-zA-Z]+"), re.compile("[a-zA-Z]")
 _FLIP = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 
 
@@ -188,9 +189,9 @@ def _between(sides: Sequence[str], signs: Sequence[str]) -> Form | None:
         return interval if re.fullmatch(_NAME, name) else None
     low, high = sides
     closed = signs[0] == r"\le"
-    if re.fullmatch(_NAME, low) and not re.search("[a-zA-Z]", high.replace(r"\pi", "")):
+    if re.fullmatch(_NAME, low) and not _LETTER.search(_COMMAND.sub("", high)):
         return Items("(", "]" if closed else ")", (Atom(r"-\infty"), Atom(high)))
-    if re.fullmatch(_NAME, high) and not re.search("[a-zA-Z]", low.replace(r"\pi", "")):
+    if re.fullmatch(_NAME, high) and not _LETTER.search(_COMMAND.sub("", low)):
         return Items("[" if closed else "(", ")", (Atom(low), Atom(r"\infty")))
     return Relation(r"\le" if closed else "<", low, high)
 

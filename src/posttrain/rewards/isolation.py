@@ -201,14 +201,13 @@ class Workers:
             self._idle.append(self._start())
 
 
-def shared_workers() -> Workers:
-    """The pool of this process."""
-    return _pool(os.getpid())
+def shared_workers(*, preload: str = "posttrain.rewards.expressions") -> Workers:
+    """The pool of this process whose workers have a module imported."""
+    return _pool(os.getpid(), preload)
 
 
-@lru_cache(maxsize=1)
-def _pool(process_id: int) -> Workers:  # noqa: ARG001  a forked child must not share the pipes
-    size = max(2, min(4, os.cpu_count() or 2))
-    pool = Workers(size=size, preload="posttrain.rewards.expressions")
+@lru_cache(maxsize=4)
+def _pool(process_id: int, preload: str) -> Workers:  # noqa: ARG001  a fork must not share pipes
+    pool = Workers(size=max(2, min(4, os.cpu_count() or 2)), preload=preload)
     atexit.register(pool.close)
     return pool
