@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -86,6 +86,7 @@ def test_windowed_ends_agree_with_decoding_every_prefix(metaspace):
 
 @given(st.text(max_size=12))
 def test_ends_cut_a_text_exactly(text):
+    assume("<|" not in text)  # markers have no text
     ids = encode(BYTES, text)
     decoded, found = Detokeniser(BYTES).with_ends(ids)
     assert decoded == text

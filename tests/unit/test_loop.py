@@ -144,7 +144,6 @@ def test_a_full_disk_stops_with_a_clear_error_and_keeps_older_checkpoints(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["reinforce", "rloo", "grpo", "dr_grpo"])
-
 def test_losses_weights_and_slopes_can_be_computed_from_what_is_stored(  # noqa: C901
     tmp_path, name
 ):

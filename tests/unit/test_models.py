@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from posttrain.data.chat import Renderer
+from posttrain.data.gguf_header import read_integers
 from posttrain.data.models import load_model, load_tokenizer
 from posttrain.errors import ConfigError, DataError, MissingExtraError
 from posttrain.testing.toy import CHATML, byte_tokenizer
@@ -26,7 +27,7 @@ HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return byte_tokenizer(name="toy", merges=[("h", "e")])
+    return byte_tokenizer(name="toy", merges=[("h", "e"), ("e", "r")])
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer) -> None:
     writer.add_token_list([word for word, _ in vocabulary])
     special = set(tokenizer.all_special_ids) | {tokenizer.convert_tokens_to_ids("<|im_start|>")}
     writer.add_token_types([3 if i in special else 1 for _, i in vocabulary])
-    writer.add_token_merges(["h e"])
+    writer.add_token_merges(["h e", "e r"])
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_bos_token_id(tokenizer.convert_tokens_to_ids("<|im_start|>"))
     writer.add_chat_template(CHATML)
@@ -160,6 +161,18 @@ def test_a_gguf_file_gives_model_tokenizer_and_template(tmp_path, model, tokeniz
     assert renderer.end_ids == (tokenizer.eos_token_id,)
     found.save_pretrained(tmp_path / "again")
     torch.testing.assert_close(load_model(tmp_path / "again")(ids).logits, found(ids).logits)
+
+
+def test_settings_are_read_off_a_gguf_header(tmp_path, model, tokenizer):
+    path = tmp_path / "toy.gguf"
+    write_gguf(path, model, tokenizer)
+    settings = read_integers(path)
+    assert settings["tokenizer.ggml.eos_token_id"] == tokenizer.eos_token_id
+    assert settings["llama.feed_forward_length"] == 64
+    assert not any("tokens" in key or "name" in key for key in settings)
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(ValueError, match="ends early"):
+        read_integers(path)
 
 
 def test_a_damaged_gguf_file_is_named(tmp_path, model, tokenizer):

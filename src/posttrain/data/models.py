@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
+from posttrain.data.gguf_header import read_integers
 from posttrain.data.model_files import check_folder, check_gguf
 from posttrain.errors import ConfigError, DataError, MissingExtraError
 
@@ -72,8 +73,19 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
     with _named_errors(str(path)):
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        if "gguf_file" in options:
+            _set_markers(tokenizer, Path(place) / options["gguf_file"])
     tokenizer.name_or_path = str(path)
     return tokenizer
+
+
+def _set_markers(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """Take begin, end and padding tokens from the file; some versions mix them up."""
+    settings = read_integers(path)
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        token = settings.get(f"tokenizer.ggml.{key}_token_id")
+        if token is not None:
+            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
 
 
 @functools.lru_cache(maxsize=2)
