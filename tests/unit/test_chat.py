@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from posttrain.data.chat import Renderer
+from posttrain.data.conversations import conversation
 from posttrain.errors import DataError, TemplateError
 from posttrain.testing.toy import CHATML, LLAMA_STYLE, LLAMA_STYLE_MARKERS, byte_tokenizer
 from posttrain.types.ask import Decode
@@ -177,7 +178,7 @@ def test_no_token_of_a_drawn_turn_is_encoded_again():
 
 def test_end_of_turn_belongs_to_the_given_turn_and_the_header_does_not():
     r = chatml()
-    ids, mask = r.conversation((*ASK, Message("assistant", "4"), *MORE, Message("assistant", "=")))
+    ids, mask = conversation(r, (*ASK, Message("assistant", "4"), *MORE, Message("assistant", "=")))
     assert text(r, ids[mask]) == "4<|im_end|>=<|im_end|>"
     assert r.show(ids, mask) == (
         "<|im_start|>user\\n2+2<|im_end|>\\n<|im_start|>assistant\\n⟦4<|im_end|>⟧"
@@ -187,7 +188,7 @@ def test_end_of_turn_belongs_to_the_given_turn_and_the_header_does_not():
 
 def test_a_conversation_without_an_assistant_turn_is_refused():
     with pytest.raises(DataError, match=r"\['user'\]"):
-        chatml().conversation(ASK)
+        conversation(chatml(), ASK)
 
 
 def test_llama_style_template_writes_the_begin_token_once():

@@ -248,3 +248,16 @@ def test_a_download_that_breaks_off_names_the_file(folder, tmp_path):
     server.shutdown()
     server.server_close()
     assert f"REFUSED the download of {url}/some/model/resolve/main/model.safetensors" in done.stdout
+
+
+def test_the_tiny_reasoner_loads_by_name():
+    one, same = load_model("tiny", dtype="float32", seed=2), load_model("tiny", seed=2)
+    other = load_model("tiny", seed=3)
+    weights = [next(m.parameters()) for m in (one, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    renderer = Renderer(load_tokenizer("tiny"))
+    assert renderer.check().end_ids == renderer.end_ids
+    with torch.no_grad():
+        weights[0].zero_()
+    assert weights[1].abs().max() > 0

@@ -60,20 +60,29 @@ class Renderer:
             TemplateError: there is no template, or it cannot render these roles.
             DataError: there are no messages.
         """
+        return _array(self.chat.encode(self._chat_text(messages, tools)))
+
+    def _chat_text(self, messages: Messages, tools: Tools | None = None) -> str:
         if not messages:
             raise DataError("a prompt has no messages: give at least one user message.")
         begun = messages[-1].content if messages[-1].role == "assistant" else ""
         asked = messages[:-1] if messages[-1].role == "assistant" else messages
         text = self.chat.render(asked, generation=True, tools=tools)
-        return _array(self.chat.encode(text + self.turns.derived_header + begun))
+        return text + self.turns.derived_header + begun
+
+    def lengths(self, prompts: Sequence[Messages | str]) -> np.ndarray:
+        """[prompts] int32: tokens that ``prompt`` or ``raw`` would give for each, in one batch."""
+        texts = [p if isinstance(p, str) else self._chat_text(p) for p in prompts]
+        encoded = zip(prompts, self.chat.encode_all(texts), strict=True)
+        return _array([len(self._begun(i) if isinstance(p, str) else i) for p, i in encoded])
 
     def raw(self, text: str) -> np.ndarray:
         """[tokens] int32: a string as it is, with the tokenizer's begin token exactly once."""
-        ids = self.chat.encode(text)
+        return _array(self._begun(self.chat.encode(text)))
+
+    def _begun(self, ids: list[int]) -> list[int]:
         prefix = self._prefix
-        if prefix and tuple(ids[: len(prefix)]) != prefix:
-            ids = [*prefix, *ids]
-        return _array(ids)
+        return ids if tuple(ids[: len(prefix)]) == prefix else [*prefix, *ids]
 
     @cached_property
     def _prefix(self) -> tuple[int, ...]:
@@ -137,29 +146,6 @@ class Renderer:
         own = whole[len(before) :] if whole[: len(before)] == before else self.chat.encode(text)
         end = self.turns.end_of_turn or eos_ids(self.tokenizer)[:1]
         return _array([*own, *end])
-
-    def conversation(
-        self, messages: Messages, *, tools: Tools | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """A given conversation: [tokens] int32 and [tokens] bool, True on assistant turns.
-
-        The mask comes from who wrote each part, so a template needs no marks for it. The end
-        token of a turn belongs to the turn, the next header does not.
-        """
-        turns = [i for i, m in enumerate(messages) if m.role == "assistant"]
-        if not turns or turns[0] == 0:
-            raise DataError(
-                "a conversation to train on needs an assistant turn after a prompt, got the roles "
-                f"{[m.role for m in messages]}."
-            )
-        parts = [(self.prompt(messages[: turns[0]], tools=tools), False)]
-        for turn, following in zip(turns, [*turns[1:], None], strict=True):
-            parts.append((self.assistant(messages[turn].content), True))
-            if following is not None:
-                between = messages[turn + 1 : following]
-                parts.append((self.bridge(between, closed=True, tools=tools), False))
-        mask = np.concatenate([np.full(len(ids), own) for ids, own in parts])
-        return np.concatenate([ids for ids, _ in parts]), mask
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> tuple[str, np.ndarray]:
         """Text without special tokens, and [tokens] int32 its length after each token."""

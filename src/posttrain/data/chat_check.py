@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from posttrain.data.conversations import conversation
 from posttrain.errors import TemplateError
 from posttrain.types.message import Message, Messages
 
@@ -69,9 +70,9 @@ def check_text(renderer: Renderer, decode: Decode | None = None) -> ChatReport:
 
 def _trained(renderer: Renderer, messages: Messages) -> tuple[np.ndarray, np.ndarray]:
     try:
-        return renderer.conversation(messages)
+        return conversation(renderer, messages)
     except TemplateError:  # a template for one exchange only
-        return renderer.conversation(messages[:2])
+        return conversation(renderer, messages[:2])
 
 
 def _refuse_endless(renderer: Renderer, decode: Decode | None, shown: str) -> None:

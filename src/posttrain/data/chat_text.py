@@ -133,10 +133,16 @@ class ChatText:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, nothing added at either end."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text, nothing added at either end."""
+        if not texts:
+            return []
         encoded = self.tokenizer(
-            text, add_special_tokens=False, return_attention_mask=False, verbose=False
+            texts, add_special_tokens=False, return_attention_mask=False, verbose=False
         )
-        return [int(i) for i in encoded["input_ids"]]
+        return [[int(i) for i in ids] for ids in encoded["input_ids"]]
 
     def prefix(self) -> tuple[int, ...]:
         """Ids this tokenizer puts before a plain text (a begin token), if any."""
