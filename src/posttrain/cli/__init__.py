@@ -1,1 +1,5 @@
-"""The command line: load, call one function, print."""
+"""The command line: `main`, and one file a verb."""
+
+from posttrain.cli.main import main
+
+__all__ = ["main"]
