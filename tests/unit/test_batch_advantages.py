@@ -89,12 +89,24 @@ def test_process_rewards_are_pooled_within_a_group_and_summed_from_the_end():
     assert got.tolist() == [[-1, -1, 0, 0, 0], [0] * 5, [1, 0, 0, 0, 0]]
 
 
-def test_a_step_outside_the_completion_is_refused():
-    with pytest.raises(DataError, match=r"5 positions 0..4, got \[5\]"):
+def test_steps_that_end_on_one_token_add_up():
+    got = batch.process_advantages(
+        torch.tensor([1.0, 2.0, 3.0]),
+        torch.tensor([0, 1, 1]),
+        torch.tensor([0, 1, 1]),
+        torch.tensor([4, 4]),
+        num_positions=3,
+    )
+    assert got.tolist() == [[-1, 0, 0], [1, 1, 0]]
+
+
+@pytest.mark.parametrize("end", [5, -1])
+def test_a_step_outside_the_completion_is_refused(end):
+    with pytest.raises(DataError, match=rf"5 positions 0..4, got \[{end}\]"):
         batch.process_advantages(
             torch.tensor([1.0, 2.0]),
             torch.tensor([0, 0]),
-            torch.tensor([1, 5]),
+            torch.tensor([1, end]),
             torch.tensor([0]),
             num_positions=5,
         )

@@ -75,8 +75,7 @@ def test_k3_bound_is_the_callers():
 def test_small_gaps_keep_their_digits():
     policy, reference, mask = tokens([1e-3])
     got = kl.kl_k3(policy, reference, mask)[0, 0].item()
-    assert got == pytest.approx(5e-7, rel=0.1)
-    assert got > 0
+    assert got == pytest.approx(5e-7, rel=1e-2)
 
 
 P = torch.tensor([[[0.7, 0.2, 0.1], [0.25, 0.25, 0.5]]]).double()

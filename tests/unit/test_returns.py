@@ -19,11 +19,11 @@ def test_one_discount_per_trained_token():
 
 def test_reward_to_go_against_a_plain_loop():
     torch.manual_seed(0)
-    rewards, mask = torch.randn(3, 13, dtype=torch.float64), torch.rand(3, 13) < 0.6
+    rewards, mask = torch.randn(3, 300, dtype=torch.float64), torch.rand(3, 300) < 0.6
     expected = torch.zeros_like(rewards)
     for row in range(3):
         running = 0.0
-        for t in reversed(range(13)):
+        for t in reversed(range(300)):
             if mask[row, t]:
                 running = rewards[row, t] + 0.8 * running
                 expected[row, t] = running
@@ -90,3 +90,8 @@ def test_results_are_detached():
     how = {"gamma": 1.0, "lam": 1.0}
     assert not returns.gae_advantages(torch.ones(1, 2), values, mask, **how).requires_grad
     assert not returns.gae_returns(torch.ones(1, 2), values, mask, **how).requires_grad
+
+
+def test_length_adaptive_lambda_on_both_sides_of_one_over_alpha():
+    got = returns.length_adaptive_lambda(torch.tensor([10, 20, 40]), alpha=0.05)
+    assert got.tolist() == [0.0, 0.0, 0.5]

@@ -64,13 +64,13 @@ def test_dual_clip_bounds_the_bad_token_that_became_likely():
 
 
 def test_cap_on_the_free_branch():
-    logprobs, ratio, advantage, mask = tokens([6.0, 2.0, 6.0], [-1, -1, 1])
+    logprobs, ratio, advantage, mask = tokens([6.0, 2.0, 6.0, 0.5], [-1, -1, 1, -1])
     loss = surrogates.capped_clipped_surrogate(
-        ratio, advantage, mask, clip_low=0.2, clip_high=0.2, cap=4.0
+        ratio, advantage, mask, clip_low=0.2, clip_high=0.28, cap=4.0
     )
-    close(loss, [4.0, 2.0, -1.2])
+    close(loss, [4.0, 2.0, -1.28, 0.8])
     loss.sum().backward()
-    close(logprobs.grad, [0, 2.0, 0])
+    close(logprobs.grad, [0, 2.0, 0, 0])
 
 
 def test_policy_gradient_has_slope_minus_advantage():
@@ -89,12 +89,23 @@ def test_unclipped_surrogate():
     close(logprobs.grad, [-15, 0.5])
 
 
-@pytest.mark.parametrize("name", ["clipped_surrogate", "unclipped_surrogate", "policy_gradient"])
-def test_advantages_get_no_gradient(name):
-    _, ratio, advantage, mask = tokens([1.1, 0.9], [1, -1])
+CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "how"),
+    [
+        (surrogates.policy_gradient, {}),
+        (surrogates.unclipped_surrogate, {}),
+        (surrogates.clipped_surrogate, CLIP),
+        (surrogates.dual_clipped_surrogate, CLIP | {"ceiling": 3.0}),
+        (surrogates.capped_clipped_surrogate, CLIP | {"cap": 4.0}),
+    ],
+)
+def test_advantages_get_no_gradient(surrogate, how):
+    _, ratio, advantage, mask = tokens([1.1, 6.0], [1, -1])
     advantage.requires_grad_()
-    clip = {"clip_low": 0.2, "clip_high": 0.2} if name == "clipped_surrogate" else {}
-    getattr(surrogates, name)(ratio, advantage, mask, **clip).sum().backward()
+    surrogate(ratio, advantage, mask, **how).sum().backward()
     assert advantage.grad is None
 
 

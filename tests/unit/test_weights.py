@@ -103,3 +103,13 @@ def test_delta_l_between_token_and_row_weighting():
 def test_a_length_that_is_no_length_is_refused():
     with pytest.raises(ConfigError, match="positive number of tokens, got 0"):
         w.constant_length(MASK, length=0)
+
+
+def test_a_rollout_split_over_micro_batches_keeps_its_weight():
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()
+    ids, tokens = torch.tensor([4, 9, 4]), torch.tensor([5, 1, 5])
+    parts = [
+        w.per_rollout(mask[s], ids[s], rollout_tokens=tokens[s], num_rollouts=2)
+        for s in (slice(0, 1), slice(1, 3))
+    ]
+    torch.testing.assert_close(torch.cat(parts), w.per_rollout(mask, ids))

@@ -100,8 +100,7 @@ def gae_advantages(
     padded = torch.cat([v, torch.zeros_like(v[:, :1])], dim=-1)
     num_trained = loss_mask.sum(-1, keepdim=True)
     next_v = padded.scatter(-1, num_trained, after_last.detach().to(v))[:, 1:]
-    trained = torch.arange(v.shape[-1], device=v.device) < num_trained
-    delta = select_trained(rewards + gamma * next_v - v, trained)
+    delta = rewards + gamma * next_v - v  # 0 behind the last trained token
     decay = torch.as_tensor(lam, dtype=v.dtype, device=v.device).expand(len(v)) * gamma
     return _scatter_back(_discounted_suffix_sum(delta, decay), order, loss_mask)
 
