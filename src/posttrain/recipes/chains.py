@@ -9,7 +9,7 @@ then has to find out that showing its work pays.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from typing_extensions import override
@@ -21,7 +21,7 @@ from posttrain.methods.sft import sft
 from posttrain.types.ask import Decode
 from posttrain.types.episode import Group, RewardRow, Scope, Verdict
 from posttrain.types.message import Message, Task
-from posttrain.types.method import Source, State, Verifier
+from posttrain.types.method import Source, State, Updates, Verifier
 from posttrain.types.models import AdamW, Constant, Linear, ModelSpec, Trained
 from posttrain.types.run import Checkpoints, Evaluation, Local, Phase, Run, Steps
 
@@ -88,32 +88,38 @@ class Chains(Source):
         )
 
 
-def warm_start(*, seed: int = 0, steps: int = 500, blur_steps: int = 40) -> Run:
-    """Imitation: worked solutions, then a quarter worked and the rest direct. About 0.13 M weights.
+def warm_start(*, seed: int = 0, batches: int = 50, blur_batches: int = 4) -> Run:
+    """Imitation: worked solutions, then a fifth worked and the rest direct. About 0.13 M weights.
+
+    A batch of demonstrations is passed over four times, 32 problems an update.
 
     Args:
         seed: Of weights, problems and sampling.
-        steps: Updates on worked solutions, 32 problems each.
-        blur_steps: Updates on the mixture, 64 problems each.
+        batches: Batches of 128 worked solutions, 16 updates each.
+        blur_batches: Batches of 256 mixed solutions, 16 updates each.
     """
-    taught = AdamW(lr=3e-3, betas=(0.9, 0.98), schedule=Linear(updates=steps, warmup=30, floor=0.1))
+    updates = 16 * batches
+    taught = AdamW(
+        lr=3e-3, betas=(0.9, 0.98), schedule=Linear(updates=updates, warmup=30, floor=0.05)
+    )
     blurred = AdamW(lr=1e-3, betas=(0.9, 0.98))
+    imitate = replace(sft(), updates=Updates(epochs=4, minibatches=4))
     return Run(
         models={"policy": Trained(path="tiny", optimiser=taught, init_seed=seed)},
         phases=(
             Phase(
                 name="worked",
-                method=sft(),
+                method=imitate,
                 source=Chains(level=SHORT, worked_share=1.0),
-                until=Steps(steps),
-                groups_per_step=32,
+                until=Steps(batches),
+                groups_per_step=128,
             ),
             Phase(
                 name="blurred",
-                method=sft(),
-                source=Chains(level=SHORT, worked_share=0.25),
-                until=Steps(blur_steps),
-                groups_per_step=64,
+                method=imitate,
+                source=Chains(level=SHORT, worked_share=0.2),
+                until=Steps(blur_batches),
+                groups_per_step=256,
                 optimiser=blurred,
             ),
         ),
