@@ -79,7 +79,7 @@ def fit(
         folder=folder,
         model=folder / "checkpoints" / f"step_{ended.step:06d}",
         steps=ended.step,
-        metrics=ended.latest,
+        metrics=ended.ended,
     )
 
 

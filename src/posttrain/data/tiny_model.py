@@ -72,7 +72,9 @@ def build_tiny_reasoner(seed: int) -> tuple[LlamaForCausalLM, PreTrainedTokenize
     """The untrained model, in float32, and its tokenizer.
 
     The weights depend on ``seed`` alone; torch's own generator is left as it was. Their spread of
-    0.06 is three times the usual one: at a width of 64 it learns in fewer steps.
+    0.06 is three times the usual one: at a width of 64 it learns in fewer steps. Rotary positions
+    turn a hundred times faster than usual, as befits sequences of thirty tokens: with the usual
+    base some seeds do not learn to look up earlier results.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -85,6 +87,7 @@ def build_tiny_reasoner(seed: int) -> tuple[LlamaForCausalLM, PreTrainedTokenize
         num_attention_heads=4,
         max_position_embeddings=MAX_TOKENS,
         initializer_range=0.06,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         pad_token_id=MARKERS.index(PAD),
         bos_token_id=MARKERS.index(BEGIN),
         eos_token_id=MARKERS.index(END),

@@ -88,22 +88,22 @@ class Chains(Source):
         )
 
 
-def warm_start(*, seed: int = 0, batches: int = 50, blur_batches: int = 4) -> Run:
+def warm_start(*, seed: int = 0, batches: int = 75, blur_batches: int = 5) -> Run:
     """Imitation: worked solutions, then a fifth worked and the rest direct. About 0.13 M weights.
 
-    A batch of demonstrations is passed over four times, 32 problems an update.
+    A batch of demonstrations is passed over three times, 32 problems an update.
 
     Args:
         seed: Of weights, problems and sampling.
-        batches: Batches of 128 worked solutions, 16 updates each.
-        blur_batches: Batches of 256 mixed solutions, 16 updates each.
+        batches: Batches of 128 worked solutions, 12 updates each.
+        blur_batches: Batches of 256 mixed solutions, 12 updates each.
     """
-    updates = 16 * batches
+    updates = 12 * batches
     taught = AdamW(
-        lr=3e-3, betas=(0.9, 0.98), schedule=Linear(updates=updates, warmup=30, floor=0.05)
+        lr=2e-3, betas=(0.9, 0.98), schedule=Linear(updates=updates, warmup=30, floor=0.1)
     )
     blurred = AdamW(lr=1e-3, betas=(0.9, 0.98))
-    imitate = replace(sft(), updates=Updates(epochs=4, minibatches=4))
+    imitate = replace(sft(), updates=Updates(epochs=3, minibatches=4))
     return Run(
         models={"policy": Trained(path="tiny", optimiser=taught, init_seed=seed)},
         phases=(

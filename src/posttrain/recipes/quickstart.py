@@ -26,7 +26,7 @@ from posttrain.types.episode import Group
 from posttrain.types.run import Run
 
 NUM_HELD_OUT = 512
-RL_STEPS = 40
+RL_STEPS = 30
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,9 @@ class Position:
     """Tokens sampled so far."""
     run_hash: str = ""
     latest: Mapping[str, float] = field(default_factory=dict)
-    """Newest value of every metric, which decides when a phase ends."""
+    """Newest value of every metric of the phase, which decides when it ends."""
+    ended: Mapping[str, float] = field(default_factory=dict)
+    """The same of the phase that ended last."""
     best_step: int = -1
     """Checkpoint with the largest value of ``keep_best``; -1 for none."""
     best: float = float("-inf")

@@ -108,6 +108,7 @@ class Loop:
             phase=self.position.phase + 1,
             phase_step=0,
             sampled_steps=0,
+            ended=self.position.latest,
             latest={},
         )
         self.pending.clear()
