@@ -21,6 +21,9 @@ class Quickstart:
 
     def run(self, overrides: Sequence[str]) -> None:  # noqa: ARG002
         """Train and report."""
-        from posttrain.recipes.quickstart import quickstart
+        from posttrain.cli.show import say
+        from posttrain.recipes.quickstart import quickstart, summary_lines
 
-        quickstart(self.folder, self.seed)
+        summary = quickstart(self.folder, seed=self.seed)
+        for line in (*summary_lines(summary), f"report   {self.folder / 'report.html'}"):
+            say(line)

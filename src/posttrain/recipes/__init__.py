@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from posttrain.recipes.chains import chains_run
 from posttrain.types.run import Run
 
-RECIPES: Mapping[str, Callable[[], Run]] = MappingProxyType({})
+RECIPES: Mapping[str, Callable[[], Run]] = MappingProxyType({"chains": chains_run})
 """Every built-in recipe by name."""

@@ -157,6 +157,17 @@ def reinforce_chains(path: str, *, seed: int = 0, steps: int = 40, group_size: i
     )
 
 
+def chains_run() -> Run:
+    """Warm start and RL in one run of three phases that hand the weights on."""
+    warm = warm_start()
+    trained = reinforce_chains("tiny")
+    policy = trained.models["policy"]
+    last = trained.phases[0]
+    if isinstance(policy, Trained):
+        last = replace(last, optimiser=policy.optimiser)
+    return replace(trained, models=warm.models, phases=(*warm.phases, last))
+
+
 def rl_phase_run(*, steps: int = 12, seed: int = 0) -> Run:
     """The RL run from random weights with small groups: for tests of the loop, not of learning."""
     run = reinforce_chains("tiny", seed=seed, steps=steps, group_size=4)

@@ -130,6 +130,19 @@ def _summary(before: Measured, after: Measured, *, seed: int, steps: int) -> dic
     }
 
 
+def summary_lines(summary: Mapping[str, object]) -> list[str]:
+    """The summary as a terminal shows it."""
+    lines = []
+    for label, key in (("sampled", "accuracy"), ("greedy", "greedy")):
+        ends = [summary[f"{key}_{when}"] for when in ("before", "after")]
+        shown = [
+            f"{e['mean']:.1%} [{e['low']:.1%}, {e['high']:.1%}]" if isinstance(e, dict) else "?"
+            for e in ends
+        ]
+        lines.append(f"held-out accuracy, {label}: {shown[0]} -> {shown[1]}")
+    return [*lines, f"{summary['seconds']:.0f} s, {summary['sampled_tokens']:,} tokens sampled"]
+
+
 def statements(summary: Mapping[str, object]) -> list[str]:
     """What was measured and how, in sentences, from the numbers alone."""
     n = NUM_HELD_OUT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -88,13 +88,14 @@ class Evaluation:
     """An episode is solved when its total reward is above this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Phase:
     """A method on a source until something; models and state are carried to the next."""
 
     method: Method
     source: Source
     until: Until
+    _: KW_ONLY
     evaluation: Evaluation | None = None
     name: str = ""
     groups_per_step: int | None = None
