@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from posttrain.data.chat import Renderer
-from posttrain.data.models import load_model, load_tokenizer
+from posttrain.data.models import load_model, load_tokenizer, without_bars
 from posttrain.errors import ConfigError
 from posttrain.rollout.prompts import Seating
 from posttrain.rollout.runner import Runner
@@ -196,24 +195,10 @@ def save_model(folder: Path, run: Run, learner: LocalLearner, loaded: Loaded) ->
             module.save_pretrained(into / "adapter")
             module = copy.deepcopy(module).merge_and_unload()
             module.load_state_dict(dict(learner.export(name).tensors))
-        with _quietly():
+        with without_bars():
             module.save_pretrained(into)
         tokenizer = copy.copy(loaded.tokenizers[name])
         for seat, placed in run.seats.items():
             if placed.model == name and spec.template is not None:
                 tokenizer.chat_template = loaded.renderers[seat].chat.template()
         tokenizer.save_pretrained(into)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the bars transformers draws for every file; the run draws its own."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -51,7 +51,7 @@ def load_model(
 
     if "gguf_file" in options:
         options |= _dequantised()
-    with _named_errors(str(path)):
+    with _named_errors(str(path)), without_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place, dtype=kind, output_loading_info=True, **options
         )
@@ -86,6 +86,20 @@ def _set_markers(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
         token = settings.get(f"tokenizer.ggml.{key}_token_id")
         if token is not None:
             setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Without the bar transformers draws for every file; a run draws its own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 @functools.lru_cache(maxsize=2)
