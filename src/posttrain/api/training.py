@@ -17,7 +17,7 @@ from posttrain.trainers import checkpoint
 from posttrain.trainers.batch import Render
 from posttrain.trainers.loop import Loop
 from posttrain.trainers.stages import UpdateSettings, credit_stage, update_stage
-from posttrain.types.describe import tree_hash
+from posttrain.types.describe import describe, tree_hash
 from posttrain.types.engine import Engine
 from posttrain.types.episode import Group
 from posttrain.types.run import Local, Run
@@ -58,6 +58,7 @@ def fit(
     Raises:
         ConfigError: the run cannot work; says why before anything is trained.
         CheckpointError: the folder holds another run, or checkpoints and ``resume`` is False.
+        MissingExtraError: the package of one of the run's sinks is not installed.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +68,13 @@ def fit(
             "run a folder of its own."
         )
     shown = [Console()] if listeners is None else list(listeners)
-    with Hub([MetricsFile(folder), *shown], sinks=run.sinks, folder=folder) as hub:
+    told = describe(run)
+    with Hub(
+        [MetricsFile(folder), *shown],
+        sinks=run.sinks,
+        folder=folder,
+        description=told if isinstance(told, dict) else {},
+    ) as hub:
         machinery, loaded = build(run, emit=hub, engine=engine)
         check_run(run, machinery, loaded)
         loop = Loop(run=run, folder=folder, on=machinery, run_hash=tree_hash(run))

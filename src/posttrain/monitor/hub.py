@@ -21,6 +21,7 @@ from posttrain.types.events import Evaluated, Event, RunStarted, StepFinished, W
 from posttrain.types.run import SinkSpec
 
 LOG = logging.getLogger("posttrain")
+LOG.addHandler(logging.NullHandler())  # else Python prints what a listener has shown already
 QUEUED = 1000
 """Steps a hanging sink may owe before it loses some."""
 CLOSE_S = 2.0
@@ -40,7 +41,11 @@ class Listener(Protocol):
 
 
 class Hub:
-    """Passes every event on; itself an ``Emit``."""
+    """Passes every event on; itself an ``Emit``.
+
+    Raises:
+        MissingExtraError: a sink's package is not installed; raised before anything begins.
+    """
 
     def __init__(
         self,
@@ -52,6 +57,8 @@ class Hub:
     ) -> None:
         self._listeners = list(listeners)
         self._said: set[str] = set()
+        for sink in sinks:
+            sink.check()
         where = folder or Path()
         self._threads = [_SinkThread(s, where, description or {}, self._warn) for s in sinks]
 

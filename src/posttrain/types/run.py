@@ -228,11 +228,21 @@ class SinkSpec(ABC):
     """Where metrics go beside the run folder, as data."""
 
     @abstractmethod
-    def open(self, folder: Path, name: str, description: Mapping[str, object]) -> SinkWriter:
-        """Start logging a run.
+    def check(self) -> None:
+        """Called before anything is trained; what fails later is only warned about.
 
         Raises:
             MissingExtraError: the tracker's package is not installed.
+        """
+
+    @abstractmethod
+    def open(self, folder: Path, name: str, description: Mapping[str, object]) -> SinkWriter:
+        """Start logging a run; called in a thread of the sink's own, in which it is also written.
+
+        Args:
+            folder: The run's folder.
+            name: Its name.
+            description: The run as plain data.
         """
 
 
