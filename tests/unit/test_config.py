@@ -10,6 +10,7 @@ from tests.unit.loop_kit import run_of
 
 from posttrain.errors import ConfigError
 from posttrain.methods import grpo, reinforce
+from posttrain.monitor.tensorboard import TensorBoard
 from posttrain.parts.credit import GroupMean
 from posttrain.parts.trust import ClippedRatio, Unconstrained
 from posttrain.recipes.load import load_recipe
@@ -86,6 +87,7 @@ TERM = "--phases.0.method.terms.policy.0"
             Reached(metric="reward", level=0.5, at_most=8),
         ),
         ("--models.ref Frozen --models.ref.of policy", lambda r: r.models.get("ref"), Frozen()),
+        ("--sinks.0 TensorBoard", lambda r: r.sinks, (TensorBoard(),)),
         ("--phases.0.source.num 3", lambda r: r.phases[0].source.num, 3),
     ],
 )
