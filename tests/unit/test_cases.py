@@ -142,7 +142,7 @@ def test_the_command_prints_a_line_a_case_and_counts(tmp_path, capsys):
     assert main([str(tmp_path / "none.jsonl")]) == 2
 
 
-@pytest.mark.parametrize("kind", ["loss_numerics"])
+@pytest.mark.parametrize("kind", ["loss_numerics", "token_mask"])
 def test_the_cases_of_a_kind_pass(kind):
     results = [check(c, adapter_of(kind)) for c in read_cases(CASES) if c.kind == kind]
     assert [(r.case.id, r.notes) for r in results if r.status is not Status.PASSED] == []
@@ -203,3 +203,72 @@ LOSS_VARIANTS = [
 def test_a_loss_case_unlike_those_of_the_file(given, expected):
     result = check(case(given, expected, "loss_numerics"), adapter_of("loss_numerics"))
     assert (result.status, list(result.notes)) == (Status.PASSED, [])
+
+
+TOKEN_VARIANTS = [
+    ({"turn1_prompt": [1, 2], "turn1_completion": [7, 8], "turn2_prompt": [1, 2, 7, 8, 5],
+      "turn2_completion": [3]},
+     {"rows": 1, "detected": False, "silent_training": False, "trained_ids": [[7, 8, 3]],
+      "training_ids": [1, 2, 7, 8, 5, 3], "loss_mask": [0, 0, 1, 1, 0, 1]}),
+    ({"turn1_prompt": [1], "turn1_completion": [7], "turn2_prompt": [1, 7, 5],
+      "turn2_completion": [3], "turn3_prompt": [9], "turn3_completion": [4]},
+     {"rows": 2, "detected": True, "trained_ids": [[7, 3], [4]]}),
+    ({"segments": [["prompt", 2], ["assistant", 1], ["user", 1], ["assistant", 3]]},
+     {"loss_mask": [0, 0, 1, 0, 1, 1, 1], "trainable": 4}),
+    ({"segments": [["assistant", "The answer: 9"], ["tool", "ok"]], "gold": "9"},
+     {"text_scored": "The answer: 9", "reward": 1, "reward_position": "last assistant token"}),
+    ({"completion": [5, 3, 6, 4, 0, 0], "eos_ids": [3, 4], "pad": 0},
+     {"mask": [1, 1, 0, 0, 0, 0], "truncated": False, "length": 2}),
+    ({"completion": [5, 6, 7, 8, 9], "eos": 2, "max_completion": 3},
+     {"mask": [1, 1, 1, 0, 0], "truncated": True, "trainable": 3}),
+    ({"sampled": [5, 6, 7], "stop_reason": "length", "library_appends": 3},
+     {"ids": [5, 6, 7, 3], "loss_mask": [1, 1, 1, 0]}),
+    ({"assistant_text_ids": [7], "end_of_turn": [8, 9], "next_turn_header": [3, 4]},
+     {"ids": [7, 8, 9, 3, 4], "mask": [1, 1, 1, 0, 0]}),
+    ({"sampled_len": 4, "reencoded_len": 3}, {"len_ids": 4, "len_logprobs": 4, "len_mask": 4}),
+    ({"sampled_ids": [4, 5, 6], "decoded": "add it", "reencoded_ids": [8]},
+     {"training_ids": [4, 5, 6]}),
+    ({"response": [5, 6, 0, 0], "eos": 2, "pad": 0, "score": -1.0},
+     {"token_rewards": [0, -1.0, 0, 0]}),
+    ({"attention_mask": [1, 1, 1, 0]}, {"position_ids_on_real_tokens": [0, 1, 2]}),
+    ({"lengths": [3, 7, 5], "padding": "left", "model": "any tiny model"},
+     {"max_abs_logp_difference": 1e-4}),
+    ({"prompts": ["A", "B", "A"], "samples_per_prompt": 3}, {"completions": 9, "groups": 3}),
+    ({"prompt_len": 30, "max_prompt": 40}, {"silently_cut": False, "raises": False}),
+    ({"sampled_ids": [5, 1, 1, 6], "special_ids": [1, 6]}, {"len_ids": 4, "len_mask": 4}),
+    ({"old_tokens": [5, 6, 7], "old_mask": [1, 0, 1], "new_tokens": [8]},
+     {"loss_mask": [1, 0, 1, 1], "ids": [5, 6, 7, 8], "rows": 1}),
+    ({"prompts": 4, "rows_needing_tool_round": [1, 3]},
+     {"continuation_source": {"1": 1, "3": 3}, "completions": 6}),
+    ({"rows_needing_tool_round": [0, 2]}, {"continuation_source": [0, 2]}),
+    ({"think_open": 8, "think_close": 9, "turn1_completion": [8, 5, 9, 8, 6],
+      "stop_reason": "length", "then": "tool result"},
+     {"open_block_in_next_prompt": False, "added_tokens_trained": False}),
+    ({"template_has_assistant_markers": True, "train_on": "assistant only"},
+     {"raises_or_derives_mask": True, "all_zero_mask_used": False}),
+    ({"tokenizer": "base model without a chat template", "data": "plain strings"},
+     {"raises": False}),
+    ({"labels_before": [-100, 1, -100, 0, 2]}, {"labels_after": [-100, 1, -100, 0, 2],
+                                              "dtype": "int", "labels_len": 5}),
+    ({"tool_mask": [1, 1, 0, 1, 0]}, {"loss_mask": [1, 1, 0, 1, 0], "trainable": 3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "expected"), TOKEN_VARIANTS)
+def test_a_token_case_unlike_those_of_the_file(given, expected):
+    result = check(case(given, expected, "token_mask"), adapter_of("token_mask"))
+    assert (result.status, list(result.notes)) == (Status.PASSED, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"completion": [5, 2, 2], "eos": 2, "pad": 2}, {"mask": [1, 1, 1]}),
+        ({"turn1_prompt": [1], "turn1_completion": [7], "turn2_prompt": [1]}, {"detected": False}),
+        ({"response": [5, 2, 0], "eos": 2, "pad": 0, "score": 1}, {"token_rewards": [0, 0, 1]}),
+        ({"sampled_ids": [5, 6], "reencoded_ids": [7], "decoded": "ab"}, {"training_ids": [7]}),
+    ],
+)
+def test_a_token_case_that_is_wrong_fails(given, expected):
+    result = check(case(given, expected, "token_mask"), adapter_of("token_mask"))
+    assert result.status is Status.FAILED

@@ -165,32 +165,40 @@ class Renderer:
             return True
         return any(self._detokeniser.text(ids).rstrip().endswith(s) for s in self.end_strings)
 
-    @cached_property
+    @property
     def end_ids(self) -> tuple[int, ...]:
         """Ids that end an assistant turn when drawn."""
-        if not self.chat.has_template:
-            return tuple(dict.fromkeys((*eos_ids(self.tokenizer), *self._stop_ids)))
-        return self.turns.end_ids
+        return self._ends[0]
 
-    @cached_property
+    @property
     def end_strings(self) -> tuple[str, ...]:
         """Strings that end a turn where the template closes it with several plain tokens."""
-        if not self.chat.has_template or not self.turns.end_text:
-            return ()
-        return (self.turns.end_text,)
+        return self._ends[1]
 
     @cached_property
+    def _ends(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        if not self.chat.has_template:
+            return tuple(dict.fromkeys((*eos_ids(self.tokenizer), *self._stop_ids))), ()
+        text = self.turns.end_text
+        return self.turns.end_ids, ((text,) if text else ())
+
+    @property
     def template_hash(self) -> str:
         """Hash of the template's text; empty where there is none."""
-        return _digest(self.chat.template()) if self.chat.has_template else ""
+        return self._hashes[0]
 
-    @cached_property
+    @property
     def tokenizer_hash(self) -> str:
         """Hash of everything that decides how text becomes ids."""
+        return self._hashes[1]
+
+    @cached_property
+    def _hashes(self) -> tuple[str, str]:
+        template = _digest(self.chat.template()) if self.chat.has_template else ""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         vocabulary = sorted(self.tokenizer.get_vocab().items(), key=lambda item: item[1])
-        special = sorted(self.turns.special)
-        return _digest(backend.to_str() if backend is not None else repr((vocabulary, special)))
+        whole = repr((vocabulary, sorted(self.turns.special)))
+        return template, _digest(whole if backend is None else backend.to_str())
 
     def check(self, decode: Decode | None = None, *, chat: bool = True) -> ChatReport:
         """What would be trained, shown; problems that would train wrongly are errors.

@@ -146,13 +146,9 @@ class ChatText:
 
     def prefix(self) -> tuple[int, ...]:
         """Ids this tokenizer puts before a plain text (a begin token), if any."""
-        bare, full = self.encode("a"), self.tokenizer("a", verbose=False)["input_ids"]
-        if not bare:
-            return ()
-        for start in range(len(full) - len(bare) + 1):
-            if list(full[start : start + len(bare)]) == bare:
-                return tuple(int(i) for i in full[:start])
-        return ()
+        ids = [int(i) for i in self.tokenizer("", verbose=False)["input_ids"]]
+        ends = [i for i, token in enumerate(ids) if i and token in eos_ids(self.tokenizer)]
+        return tuple(ids[: ends[0]] if ends else ids)
 
 
 def _as_list(tools: Tools | None) -> list[Any] | None:

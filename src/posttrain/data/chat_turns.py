@@ -8,7 +8,7 @@ real history plays no part, so templates that rewrite earlier turns cannot chang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -42,7 +42,7 @@ class ChatTurns:
         No two neighbours end in the same character.
         """
         found: list[str] = []
-        for word in (*"1728abxyABXY305469", *self._vocabulary()):
+        for word in self._candidates():
             ids = self.text.encode(word)
             lossless = self.special.isdisjoint(ids) and self._decode(ids).strip() == word
             if ids and lossless and (not found or found[-1][-1] != word[-1]):
@@ -56,10 +56,14 @@ class ChatTurns:
             )
         return found
 
-    def _vocabulary(self) -> list[str]:
-        items = sorted(self.text.tokenizer.get_vocab().items(), key=lambda item: item[1])
-        words = (self._decode([i]).strip() for _, i in items[:2000] if i not in self.special)
-        return [w for w in words if w.isalnum()]
+    def _candidates(self) -> Iterator[str]:
+        """Letters and digits the vocabulary has, then its first words; no others are encoded."""
+        vocabulary = self.text.tokenizer.get_vocab()
+        yield from (c for c in "1728abxyABXY305469" if {c, f"\u2581{c}"} & vocabulary.keys())
+        for token in sorted(set(vocabulary.values()) - self.special):
+            word = self._decode([token]).strip()
+            if word.isalnum():
+                yield word
 
     def _decode(self, ids: Sequence[int]) -> str:
         text = self.text.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
