@@ -26,6 +26,7 @@ from posttrain.rollout.weights import noise
 from posttrain.types.ask import Decode, StopWhen
 from posttrain.types.engine import Adapter, NoiseDraw, SampleRequest, ScoreItem, Tensors
 from posttrain.types.episode import Stop
+from posttrain.types.models import fast_precision
 from posttrain.types.probe import Entropy, Hidden, Logprobs, TopK, Value
 
 V = 29
@@ -433,6 +434,8 @@ def test_a_model_in_another_precision_is_copied_and_keeps_its_buffers():
     assert held.dtype == torch.bfloat16
     assert held.model.rotary_emb.inv_freq.dtype == torch.float32
     assert torch.equal(held.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+    auto = TransformersEngine({"policy": model}, compute="auto")._models["policy"]
+    assert str(auto.dtype) == f"torch.{fast_precision('cpu')}"
 
 
 def test_several_models_in_one_call():

@@ -13,6 +13,7 @@ from torch import nn
 
 from posttrain.data.chat import Renderer
 from posttrain.data.models import load_model, load_tokenizer, without_bars
+from posttrain.data.precision import cast_weights
 from posttrain.errors import ConfigError
 from posttrain.rollout.prompts import Seating
 from posttrain.rollout.runner import Runner
@@ -176,7 +177,7 @@ def _engine(
     for name in specs:
         own = getattr(specs[name], "compute", "float32")
         dtype = DTYPES[own if spec.compute == "auto" else spec.compute]
-        models[name] = copy.deepcopy(loaded.modules[name]).to(device, dtype)
+        models[name] = cast_weights(copy.deepcopy(loaded.modules[name]), dtype).to(device)
     return TransformersEngine(
         models,
         decode={n: loaded.tokenizers[n].decode for n in specs},

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from posttrain.data.gguf_header import read_integers
 from posttrain.data.model_files import check_folder, check_gguf
+from posttrain.data.precision import cast_weights
 from posttrain.errors import ConfigError, DataError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def load_model(
     """
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     if str(path) == TINY:
-        return copy.deepcopy(_tiny(seed)[0]).to(kind).eval()
+        return cast_weights(copy.deepcopy(_tiny(seed)[0]), kind).eval()
     place, options = _resolve(str(path))
     from transformers import AutoModelForCausalLM
 

@@ -1,7 +1,7 @@
 """A key-value cache with room ahead: a decoded token is written in place, nothing is copied.
 
-Shapes: R rows, H key-value heads, D head width. Positions never filled hold 0, so that a masked
-one stays finite.
+Shapes: R rows, H key-value heads, D head width. Padding holds 0, so that a masked position stays
+finite.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class GrowingLayer(DynamicLayer):
 
     def allocate(self, like: GrowingLayer, *, rows: int, used: int, room: int) -> None:
         """Become ``rows`` rows of zeros, ``used`` positions long with ``room`` more ahead."""
-        buffers = like.keys, like.values
-        if buffers[0] is not None and buffers[1] is not None:
-            self._hold(buffers[0], buffers[1], rows=rows, size=used + room)
-            self._show(used)
+        if like.keys is not None and like.values is not None:
+            self._hold(like.keys, like.values, rows=rows, size=used + room)
+            for shown in self._show(used):
+                shown.zero_()
 
     def put(self, into: Tensor, source: GrowingLayer, rows: Tensor) -> None:
         """Copy rows of another layer to the end of the used positions of the rows ``into``."""
@@ -68,8 +68,8 @@ class GrowingLayer(DynamicLayer):
         self.device = keys.device
         self.is_initialized = True
         self._buffers = (
-            keys.new_zeros((rows, keys.shape[1], size, keys.shape[3])),
-            values.new_zeros((rows, values.shape[1], size, values.shape[3])),
+            keys.new_empty((rows, keys.shape[1], size, keys.shape[3])),
+            values.new_empty((rows, values.shape[1], size, values.shape[3])),
         )
 
     def _grow(self, size: int) -> None:

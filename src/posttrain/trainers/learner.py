@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from posttrain.data.precision import cast_weights
 from posttrain.errors import ConfigError, InternalError, NumericsError
 from posttrain.rollout.fingerprint import fingerprint
 from posttrain.trainers.batch import on_device
@@ -78,7 +79,8 @@ class LocalLearner:
         no_dropout(module)
         compute = DTYPES[getattr(spec, "compute", "float32")]
         if not isinstance(spec, Trained):
-            module = module.requires_grad_(requires_grad=False).to(self.device, compute)
+            module.requires_grad_(requires_grad=False).to(self.device)
+            cast_weights(module, compute)
             self.models[name] = Held(spec, module, split_model(module))
             return
         if spec.lora is not None:
@@ -95,7 +97,7 @@ class LocalLearner:
                 "Unfreeze some, or give Trained.lora targets that the model has."
             )
         master = {n: p.detach().to(held_back, copy=True) for n, p in trainable.items()}
-        module.train().to(compute)
+        cast_weights(module.train(), compute)
         parts = split_model(module) if scalar is None else split_scalar(module, scalar)
         held = Held(spec, module, parts, parameters=trainable, master=master)
         self.models[name] = held
