@@ -33,7 +33,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks
 
 types: $(INSTALLED)
-	$(BIN)/pyright
+	$(BIN)/pyright --threads 2
 
 layers: $(INSTALLED)
 	$(BIN)/lint-imports
@@ -43,7 +43,7 @@ unit: $(INSTALLED)
 
 # Everything that needs no GPU.
 test: check
-	$(BIN)/pytest -q -n 2 tests/parity tests/learning tests/golden
+	$(BIN)/pytest -q -n 2 tests/parity tests/learning
 	$(BIN)/python -m posttrain.testing.cases tests/cases/cases.jsonl
 
 docs: $(INSTALLED)
