@@ -50,10 +50,7 @@ class Map:
             )
         else:
             shown = found[: self.limit] if self.limit else found
-            rows = [
-                (p.month, p.arxiv, f"{p.short}: {p.title}" if p.short else p.title, _runs(p))
-                for p in shown
-            ]
+            rows = [(p.month, p.arxiv, _title(p), _runs(p)) for p in shown]
             show.table(("month", "arXiv", "paper", "here"), rows)
             if len(shown) < len(found):
                 show.say(f"{len(shown)} of {len(found)} papers; --limit 0 shows all.")
@@ -75,10 +72,15 @@ class Map:
         return tuple(p for p in found if p.state != "not yet") if self.built else found
 
 
+def _title(paper: Paper) -> str:
+    named = not paper.short or paper.title.lower().startswith(paper.short.lower())
+    return paper.title if named else f"{paper.short}: {paper.title}"
+
+
 def _runs(paper: Paper) -> str:
     if paper.preset:
         return paper.preset
-    return paper.methods[0].name + " (part)" if paper.state == "part" else ""
+    return paper.methods[0].name + " (part)" if paper.state == "part" else "not yet"
 
 
 def _plain(paper: Paper) -> dict[str, object]:
