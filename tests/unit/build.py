@@ -35,7 +35,7 @@ def group(segments, episodes, *, draw=0, **fields) -> Group:
     return Group(key=(0, 0, draw), task=task, segments=tuple(segments), episodes=made, **fields)
 
 
-def tiny_llama(*, seed=0, dtype=torch.float32, vocab=17) -> LlamaForCausalLM:
+def tiny_llama(*, seed=0, dtype=torch.float32, vocab=17, tied=False) -> LlamaForCausalLM:
     """About 10,000 parameters."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -46,6 +46,7 @@ def tiny_llama(*, seed=0, dtype=torch.float32, vocab=17) -> LlamaForCausalLM:
         num_attention_heads=3,
         num_key_value_heads=3,
         max_position_embeddings=128,
+        tie_word_embeddings=tied,
         attn_implementation="eager",
     )
     return LlamaForCausalLM(config).to(dtype)

@@ -9,6 +9,7 @@ from tests.unit.build import random_groups, tiny_gpt2, tiny_llama
 from tests.unit.test_batch import Plain
 
 from posttrain.errors import ConfigError, NumericsError
+from posttrain.rollout.transformers import TransformersEngine
 from posttrain.trainers import forward
 from posttrain.trainers.batch import build_rows, collate, count, split
 from posttrain.trainers.learner import LocalLearner
@@ -181,7 +182,7 @@ def test_an_adapter_trains_alone_and_is_merged_for_the_engine():
     held = learner.models["policy"]
     assert held.master
     assert all(".lora_" in n for n in held.master)
-    plain = tiny_llama().state_dict()
+    plain = dict(tiny_llama().named_parameters())
     assert learner.export("policy").tensors.keys() == plain.keys()
     rows = build_rows(random_groups(), (Plain(),), model="policy")
     gradients(learner, rows, max_tokens=10**6)
@@ -193,6 +194,21 @@ def test_an_adapter_trains_alone_and_is_merged_for_the_engine():
         ours = held.module(input_ids=ids).logits
         torch.testing.assert_close(merged(input_ids=ids).logits, ours, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(tiny_llama()(input_ids=ids).logits, ours, atol=1e-4)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2, alpha=4)])
+def test_tied_weights_arrive_at_the_engine(lora):
+    spec = Trained(path="t", optimiser=AdamW(lr=1e-2), compute="float32", lora=lora)
+    learner = LocalLearner()
+    learner.add("policy", spec, tiny_llama(tied=True))
+    engine = TransformersEngine({"policy": tiny_llama(tied=True, seed=9)})
+    rows = build_rows(random_groups(), (Plain(),), model="policy")
+    for version in (0, 1):
+        engine.load("policy", version, learner.export("policy"))
+        assert engine.fingerprint("policy") == learner.fingerprint("policy")
+        gradients(learner, rows, max_tokens=10**6)
+        learner.optim_step("policy")
+    assert engine.fingerprint("policy") != learner.fingerprint("policy")
 
 
 def test_a_moving_average_follows_and_a_frozen_model_does_not():

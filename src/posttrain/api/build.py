@@ -195,7 +195,7 @@ def save_model(folder: Path, run: Run, learner: LocalLearner, loaded: Loaded) ->
         if spec.lora is not None:
             module.save_pretrained(into / "adapter")
             module = copy.deepcopy(module).merge_and_unload()
-            module.load_state_dict(dict(learner.export(name).tensors))
+            module.load_state_dict(dict(learner.export(name).tensors), strict=False)
         with without_bars():
             module.save_pretrained(into)
         tokenizer = copy.copy(loaded.tokenizers[name])

@@ -260,7 +260,7 @@ class LocalLearner:
         for name, held in self.models.items():
             if isinstance(held.spec, MovingAverage) and held.spec.of == model:
                 source = self.export(model).tensors
-                for key, own in held.module.state_dict().items():
+                for key, own in held.module.named_parameters():
                     if own.is_floating_point():
                         own.lerp_(_tensor(source[key]).to(own.dtype), 1.0 - held.spec.decay)
                 self.models[name].version += 1
@@ -277,12 +277,15 @@ class LocalLearner:
 
     @torch.no_grad()
     def export(self, model: str) -> Tensors:
-        """Weights in compute precision under the plain model's names, adapters merged."""
+        """Weights in compute precision under the plain model's names, adapters merged.
+
+        Weights that are tied are listed once.
+        """
         held = self._held(model)
         spec = held.spec
         if isinstance(spec, Trained) and spec.lora is not None:
             return Tensors(merged(held.module))
-        return Tensors(dict(held.module.state_dict()))
+        return Tensors(dict(held.module.named_parameters()))
 
     def fingerprint(self, model: str) -> str:
         """Hash of the exported weights."""
@@ -293,7 +296,7 @@ class LocalLearner:
     def copy_weights(self, source: str, target: str) -> None:
         """Make a frozen or averaged model equal to another (reference reset)."""
         tensors = self.export(source).tensors
-        for key, own in self._held(target).module.state_dict().items():
+        for key, own in self._held(target).module.named_parameters():
             own.copy_(_tensor(tensors[key]))
 
     def state(self) -> dict[str, Any]:

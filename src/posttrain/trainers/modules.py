@@ -67,7 +67,7 @@ def merged(module: Any) -> dict[str, Tensor]:
     """Plain weights with the adapter's products added in float32."""
     merged: dict[str, Tensor] = {}
     base = module.get_base_model()
-    for name, tensor in base.state_dict().items():
+    for name, tensor in base.named_parameters():
         if ".lora_" in name:
             continue
         merged[name.replace(".base_layer.", ".")] = tensor
