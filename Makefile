@@ -33,7 +33,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks
 
 types: $(INSTALLED)
-	$(BIN)/pyright --threads 2
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 layers: $(INSTALLED)
 	$(BIN)/lint-imports
