@@ -138,6 +138,10 @@ def test_equal_logits_on_the_border_keep_the_lower_ids():
     assert kept(level, Decode(top_p=0.61)) == [0, 1, 2, 3]
     assert kept(level, Decode(min_p=0.9)) == [0, 1, 2, 3, 4]
     assert kept([0.1, 0.3, 0.2, 0.2, 0.2], Decode(top_k=3)) == [1, 2, 3]
+    # more equal logits than a first look at the largest ones sees
+    many = [0.001] * 100 + [0.1] + [0.008] * 100
+    assert kept(many, Decode(top_k=4)) == [100, 101, 102, 103]
+    assert kept(many, Decode(top_p=0.115)) == [100, 101, 102]
 
 
 def test_log_prob_and_kept_mass_make_the_whole_log_prob():

@@ -98,15 +98,17 @@ def test_forced_tokens_come_first_and_never_end_the_segment():
 
 def test_the_context_limit_bounds_context_and_segment_together():
     engine = ScriptedEngine(next_token=lambda ids: [0.0, 1.0], max_context=5)
-    short, exact, full = run(
+    short, exact, full, later = run(
         engine,
         ask("short", (1, 1), max_tokens=9),
         ask("exact", (1, 1), max_tokens=3),
         ask("full", (1,) * 6),
+        ask("later", (1, 1), drawn=(1, 1), max_tokens=9),
     )
     assert (len(short.ids), short.stop) == (3, Stop.MAX_CONTEXT)
     assert (len(exact.ids), exact.stop) == (3, Stop.MAX_TOKENS)
     assert (len(full.ids), full.stop) == (0, Stop.MAX_CONTEXT)
+    assert (len(later.ids), later.stop) == (1, Stop.MAX_CONTEXT)
 
 
 def test_filters_give_kept_mass():

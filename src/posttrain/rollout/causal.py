@@ -36,6 +36,10 @@ DTYPES: dict[Precision, torch.dtype] = {
     "float64": torch.float64,
 }
 
+_SHORT_CONTEXT = 1024
+"""Longest context, in tokens, for which plain products are the faster attention on a CPU; in
+bfloat16 they are at any length."""
+
 
 class CausalModel:
     """A ``transformers`` model in evaluation mode, in the engine's precision.
@@ -60,9 +64,6 @@ class CausalModel:
         self._check_layers()
         self.dtype = dtype
         self.device = model.device
-        if self.device.type == "cpu" and dtype == torch.bfloat16:
-            # scaled-dot-product attention is slow in bfloat16 on a CPU, and faster in float32
-            model.set_attn_implementation("eager")
         config = model.config.get_text_config()
         self.vocabulary: int = config.vocab_size
         self.width: int = config.hidden_size
@@ -70,6 +71,9 @@ class CausalModel:
         self.heads: int = config.num_attention_heads
         self.max_context: int = getattr(config, "max_position_embeddings", None) or 0
         """Tokens it can read; 0 if its configuration sets no limit."""
+        short = 0 < self.max_context <= _SHORT_CONTEXT
+        if self.device.type == "cpu" and (short or dtype == torch.bfloat16):
+            model.set_attn_implementation("eager")
         accepted = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"
         self._takes_positions = "position_ids" in accepted

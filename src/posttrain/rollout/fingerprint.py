@@ -12,8 +12,8 @@ from torch import Tensor
 def fingerprint(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
     """16 hexadecimal digits that name these weights.
 
-    Names, shapes, dtypes and every bit count; the order of the mapping does not. Pass
-    ``dict(model.named_parameters())``, which lists tied weights once.
+    Names, shapes, dtypes and every bit count; the order of the mapping does not. Both sides of a
+    delivery pass ``model.state_dict()``, which lists tied weights under every name.
 
     Args:
         tensors: Weights by parameter name, on any device.

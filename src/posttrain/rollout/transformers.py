@@ -140,9 +140,9 @@ class TransformersEngine:
         self._versions[model] = version
 
     def fingerprint(self, model: str) -> str:
-        """Hash of the weights in use, in the engine's precision."""
+        """Hash of the weights in use, in the engine's precision, tied ones under every name."""
         known_model(model, self._models)
-        return fingerprint(self._parameters(model))
+        return fingerprint(self._models[model].model.state_dict())
 
     def close(self) -> None:
         """Let go of the models."""
