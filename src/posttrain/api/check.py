@@ -53,10 +53,10 @@ def first_tasks(phase: Phase, *, seed: int, n: int = 1) -> list[Task]:
 
 
 def check_templates(run: Run, loaded: Loaded, tasks: Sequence[Task]) -> None:
-    """Chat prompts need a template that opens, ends and shows turns as they are trained."""
-    if any(not isinstance(t.prompt, str) for t in tasks):
-        for seat in run.seats:
-            loaded.renderers[seat].check()
+    """Chat prompts need a template that opens, ends and shows turns; texts need an end token."""
+    chat = any(not isinstance(t.prompt, str) for t in tasks)
+    for seat in run.seats:
+        loaded.renderers[seat].check(run.decode, chat=chat)
 
 
 def _capabilities(phase: Phase, machinery: Machinery) -> None:
