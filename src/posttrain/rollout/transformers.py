@@ -140,9 +140,9 @@ class TransformersEngine:
         self._versions[model] = version
 
     def fingerprint(self, model: str) -> str:
-        """Hash of the weights in use, in the engine's precision, tied ones under every name."""
+        """Hash of the weights in use, in the engine's precision, tied ones once."""
         known_model(model, self._models)
-        return fingerprint(self._models[model].model.state_dict())
+        return fingerprint(self._parameters(model))
 
     def close(self) -> None:
         """Let go of the models."""
