@@ -14,7 +14,6 @@ import json
 import platform
 import tempfile
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from posttrain.recipes.smollm2 import held_out_sums, pairs, smollm2_sums, sum_ta
 from posttrain.trainers.evaluate import scores_of
 from posttrain.types.describe import describe
 from posttrain.types.episode import Group
+from posttrain.types.message import Message
 from posttrain.types.run import Run
 
 NUM_TEXTS = 10
@@ -49,16 +49,18 @@ def measure(path: str, run: Run) -> dict[str, list[Group]]:
     """Held-out episodes of a model, sampled and greedy."""
     policy = replace(run.models["policy"], path=path)
     at = replace(run, models={"policy": policy})
-    return {
-        name: rollout(at, held_out_sums(greedy=name == "greedy")) for name in ("sampled", "greedy")
-    }
+    found = {}
+    for name in ("sampled", "greedy"):
+        found[name] = rollout(at, held_out_sums(greedy=name == "greedy"))
+        print(name, accuracy(found[name]), habits(found[name]), flush=True)
+    return found
 
 
 def shown(groups: list[Group]) -> list[dict[str, object]]:
     """The first texts: the question, what the model said, the reward."""
     return [
         {
-            "question": str(g.task.prompt).rsplit("\n", 1)[-1],
+            "question": g.task.id,
             "answer": g.episode_text(0),
             "gold": g.task.gold,
             "reward": g.total(0),
@@ -69,15 +71,20 @@ def shown(groups: list[Group]) -> list[dict[str, object]]:
 
 def habits(groups: list[Group]) -> dict[str, float]:
     """How the answers look: whether they are numbers, and how near the sum."""
-    said = [g.episode_text(0).partition("\n")[0].strip() for g in groups]
+    said = [g.episode_text(0).strip() for g in groups]
     golds = [int(str(g.task.gold)) for g in groups]
     numbers = [(int(s), gold) for s, gold in zip(said, golds, strict=True) if s.isdecimal()]
     near = sum(abs(number - gold) <= 1 for number, gold in numbers)
     return {
         "is_a_number": len(numbers) / len(said),
         "within_one": near / len(said),
-        "different_answers": float(len(Counter(said))),
+        **{f"accuracy_plus_{b}": _share_right(groups, b) for b in (1, 2)},
     }
+
+
+def _share_right(groups: list[Group], added: int) -> float:
+    rewards = [g.total(0) or 0.0 for g in groups if g.task.columns["added"] == added]
+    return sum(rewards) / len(rewards)
 
 
 def summarise(episodes: dict[str, list[Group]]) -> dict[str, object]:
@@ -108,8 +115,8 @@ def main() -> None:
     """Measure, train, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--lr", type=float, default=3e-5)
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--lr", type=float, default=4e-5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -126,12 +133,10 @@ def benchmark(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
     began = time.perf_counter()
     run = smollm2_sums(asked.model, seed=asked.seed, steps=asked.steps, lr=asked.lr)
     before = measure(asked.model, run)
-    print("before", json.dumps(summarise(before)), flush=True)
     measured = time.perf_counter()
     trained = fit(run, folder)
     fitted = time.perf_counter()
     after = measure(str(trained.model), run)
-    print("after", json.dumps(summarise(after)), flush=True)
     write_groups(asked.out / "smollm2-sums.parquet", [*before["sampled"], *after["sampled"]])
     constant, share = best_constant([sum_task(*pair) for pair in pairs("heldout")])
     named = smollm2_sums(seed=asked.seed, steps=asked.steps, lr=asked.lr)
@@ -147,7 +152,7 @@ def benchmark(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
         },
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "problems": {"train": len(pairs("train")), "held_out": len(pairs("heldout"))},
-        "prompt": sum_task(34, 5).prompt,
+        "prompt": [[m.role, m.content] for m in sum_task(34, 2).prompt if isinstance(m, Message)],
         "best_constant": {"answer": constant, "accuracy": share},
         "before": summarise(before),
         "after": summarise(after),

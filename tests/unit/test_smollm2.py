@@ -9,21 +9,27 @@ from posttrain.data.baselines import best_constant
 from posttrain.errors import DataError
 from posttrain.recipes.smollm2 import SOLVED, Sums, pairs, smollm2_sums, sum_task
 from posttrain.types.describe import describe
+from posttrain.types.message import Message
 from posttrain.types.models import Trained
 
 
-def test_a_task_asks_below_the_solved_ones() -> None:
-    task = sum_task(47, 8)
-    assert task.prompt == "23+4=27\n58+6=64\n70+9=79\n47+8="
-    assert task.gold == "55"
+def test_a_task_asks_after_the_solved_one() -> None:
+    task = sum_task(499, 2)
+    assert task.prompt == (
+        Message("system", "Calculate."),
+        Message("user", "146 + 1 ="),
+        Message("assistant", "147"),
+        Message("user", "499 + 2 ="),
+    )
+    assert task.gold == "501"
 
 
 def test_splits_share_nothing_and_leave_the_shown_out() -> None:
     train, held_out = set(pairs("train")), set(pairs("heldout"))
-    assert len(held_out) == 300
-    assert len(train) == 810 - 300 - len(SOLVED)
+    assert len(held_out) == 200
+    assert len(train) == 2 * 890 - 200 - 1
     assert not train & held_out
-    assert not (train | held_out) & set(SOLVED)
+    assert SOLVED not in train | held_out
 
 
 def test_held_out_problems_are_the_same_every_time_and_training_ones_are_not() -> None:
@@ -38,8 +44,8 @@ def test_held_out_problems_are_the_same_every_time_and_training_ones_are_not() -
 
 
 def test_too_many_problems_are_refused() -> None:
-    with pytest.raises(DataError, match="300 problems"):
-        Sums(split="heldout").draw({}, 301, np.random.default_rng(0))
+    with pytest.raises(DataError, match="200 problems"):
+        Sums(split="heldout").draw({}, 201, np.random.default_rng(0))
 
 
 def test_no_constant_answer_is_worth_much() -> None:
@@ -47,9 +53,10 @@ def test_no_constant_answer_is_worth_much() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "right"), [("55\n", True), (" 55 \n4", True), ("55", False), ("155\n", False)]
+    ("text", "right"),
+    [("55", True), (" 55", True), ("55.", True), ("155", False), ("55 = 55", False)],
 )
-def test_only_the_exact_sum_on_an_ended_line_counts(text: str, right: bool) -> None:
+def test_only_the_exact_sum_counts(text: str, right: bool) -> None:
     (check,) = Sums().verifiers.values()
     assert (check.extract(text) == "55") is right  # pyright: ignore[reportAttributeAccessIssue]
 

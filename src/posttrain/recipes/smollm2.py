@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct learns to add: a small real model, Dr. GRPO, a processor and no GPU.
 
-A problem is a two-digit number plus a one-digit number, asked as plain text below three solved
-ones: the model then answers with a number, mostly a wrong one. The reward is 1 for the exact sum.
-300 of the 810 problems are held out; the prompt's own three are in neither split.
+A problem is a number of two or three digits plus 1 or 2, asked in a chat after one solved problem.
+The model then answers with a number, mostly a wrong one when sampled. The reward is 1 for the exact
+sum and nothing else. A hash of the problems' text decides which 200 of them are held out.
 """
 
 from __future__ import annotations
@@ -20,41 +20,48 @@ from posttrain.errors import DataError
 from posttrain.methods.dr_grpo import dr_grpo
 from posttrain.rewards.answers import ExactAnswer
 from posttrain.types.ask import Decode
-from posttrain.types.message import Task
+from posttrain.types.message import Message, Task
 from posttrain.types.method import Source, State, Verifier
 from posttrain.types.models import AdamW, Constant, Trained
 from posttrain.types.run import Checkpoints, Evaluation, Local, Phase, Run, Steps
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 MAX_TOKENS = 6
-"""Three digits, the line's end, and room to be wrong; the model has a token a digit."""
-NUM_HELD_OUT = 300
-SOLVED = ((23, 4), (58, 6), (70, 9))
-"""Pairs whose sums stand above every problem."""
+"""Three digits, the turn's end, and room to be wrong; the model has a token a digit."""
+NUM_HELD_OUT = 200
+SYSTEM = "Calculate."
+SOLVED = (146, 1)
+"""The sum shown before every problem; in neither split."""
 
 Split = Literal["train", "heldout"]
 
 
 @cache
 def pairs(split: Split) -> tuple[tuple[int, int], ...]:
-    """(two-digit, one-digit) pairs of a split, in an order that a hash of their text gives."""
-    every = [(a, b) for a in range(10, 100) for b in range(1, 10) if (a, b) not in SOLVED]
-    every.sort(key=lambda pair: hashlib.sha256(_asked(*pair).encode()).digest())
+    """(number, 1 or 2) pairs of a split, in an order that a hash of their text gives."""
+    every = [(a, b) for a in range(10, 900) for b in (1, 2) if (a, b) != SOLVED]
+    every.sort(key=lambda pair: hashlib.sha256(asked(*pair).encode()).digest())
     return tuple(every[:NUM_HELD_OUT] if split == "heldout" else every[NUM_HELD_OUT:])
 
 
-def _asked(a: int, b: int) -> str:
-    return f"{a}+{b}="
+def asked(a: int, b: int) -> str:
+    """The user's words."""
+    return f"{a} + {b} ="
 
 
 def sum_task(a: int, b: int) -> Task:
-    """The problem a + b below the solved ones, as plain text."""
-    shown = "".join(f"{_asked(*pair)}{sum(pair)}\n" for pair in SOLVED)
-    return Task(id=f"{a}+{b}", prompt=shown + _asked(a, b), gold=str(a + b))
+    """The problem a + b after the solved one, as a chat."""
+    prompt = (
+        Message("system", SYSTEM),
+        Message("user", asked(*SOLVED)),
+        Message("assistant", str(sum(SOLVED))),
+        Message("user", asked(a, b)),
+    )
+    return Task(id=f"{a}+{b}", prompt=prompt, gold=str(a + b), columns={"added": b})
 
 
 def _exact() -> dict[str, Verifier]:
-    return {"exact_answer": ExactAnswer(accept=None, until="\n")}
+    return {"exact_answer": ExactAnswer(accept=None)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +74,7 @@ class Sums(Source):
     @property
     @override
     def verifiers(self) -> Mapping[str, Verifier]:
-        """The exact sum, on a line that was ended."""
+        """The exact sum and nothing else."""
         return self.checks
 
     @override
@@ -100,20 +107,20 @@ def held_out_sums(
 
 
 def _decode(temperature: float) -> Decode:
-    return Decode(max_tokens=MAX_TOKENS, temperature=temperature, stop=("\n",))
+    return Decode(max_tokens=MAX_TOKENS, temperature=temperature)
 
 
 def smollm2_sums(
-    path: str = MODEL, *, seed: int = 0, steps: int = 24, lr: float = 3e-5, every: int = 8
+    path: str = MODEL, *, seed: int = 0, steps: int = 14, lr: float = 4e-5, every: int = 5
 ) -> Run:
-    """Dr. GRPO on sums, all weights trained: 8 problems a step, 8 answers each.
+    """Dr. GRPO on sums, all weights trained: 6 problems a step, 8 answers each.
 
     Args:
         path: SmolLM2-135M-Instruct, as a Hugging Face id, a folder or a GGUF file.
         seed: Of problems and sampling.
         steps: Updates.
         lr: Learning rate after two updates of warm-up.
-        every: Steps between evaluations on all held-out sums.
+        every: Steps between evaluations on the first 100 held-out sums.
     """
     rate = AdamW(lr=lr, betas=(0.9, 0.95), schedule=Constant(warmup=2))
     return Run(
@@ -123,11 +130,11 @@ def smollm2_sums(
                 method=dr_grpo(max_tokens=MAX_TOKENS, group_size=8),
                 source=Sums(),
                 until=Steps(steps),
-                evaluation=held_out_sums(every=every),
+                evaluation=held_out_sums(num_tasks=100, every=every),
             ),
         ),
         decode=_decode(1.0),
-        trainer=Local(groups_per_step=8, microbatch_tokens=2048),
+        trainer=Local(groups_per_step=6, microbatch_tokens=2048),
         checkpoints=Checkpoints(every=0, episodes=False),
         seed=seed,
     )
