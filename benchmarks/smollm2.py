@@ -3,8 +3,8 @@
     python benchmarks/smollm2.py --model PATH
 
 Writes ``smollm2-sums.json`` (settings, held-out accuracy before, on the way and after, sample
-answers, seconds, tokens) and ``smollm2-sums.parquet`` (the sampled held-out episodes before and
-after; the phase of a group's id tells which).
+answers, seconds, tokens) and ``smollm2-sums.parquet`` (the sampled held-out episodes, first those
+before, then those after).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import transformers
 from posttrain.api import fit, rollout
 from posttrain.data.baselines import best_constant
 from posttrain.data.store import write_groups
-from posttrain.recipes.smollm2 import held_out_sums, pairs, smollm2_sums, sum_task
+from posttrain.recipes.smollm2 import held_out_sums, numbers, smollm2_sums, sum_task
 from posttrain.trainers.evaluate import scores_of
 from posttrain.types.describe import describe
 from posttrain.types.episode import Group
@@ -73,18 +73,12 @@ def habits(groups: list[Group]) -> dict[str, float]:
     """How the answers look: whether they are numbers, and how near the sum."""
     said = [g.episode_text(0).strip() for g in groups]
     golds = [int(str(g.task.gold)) for g in groups]
-    numbers = [(int(s), gold) for s, gold in zip(said, golds, strict=True) if s.isdecimal()]
-    near = sum(abs(number - gold) <= 1 for number, gold in numbers)
+    values = [(int(s), gold) for s, gold in zip(said, golds, strict=True) if s.isdecimal()]
+    near = sum(abs(number - gold) <= 1 for number, gold in values)
     return {
-        "is_a_number": len(numbers) / len(said),
+        "is_a_number": len(values) / len(said),
         "within_one": near / len(said),
-        **{f"accuracy_plus_{b}": _share_right(groups, b) for b in (1, 2)},
     }
-
-
-def _share_right(groups: list[Group], added: int) -> float:
-    rewards = [g.total(0) or 0.0 for g in groups if g.task.columns["added"] == added]
-    return sum(rewards) / len(rewards)
 
 
 def summarise(episodes: dict[str, list[Group]]) -> dict[str, object]:
@@ -138,7 +132,7 @@ def benchmark(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
     fitted = time.perf_counter()
     after = measure(str(trained.model), run)
     write_groups(asked.out / "smollm2-sums.parquet", [*before["sampled"], *after["sampled"]])
-    constant, share = best_constant([sum_task(*pair) for pair in pairs("heldout")])
+    constant, share = best_constant([sum_task(a) for a in numbers("heldout")])
     named = smollm2_sums(seed=asked.seed, steps=asked.steps, lr=asked.lr)
     return {
         "command": "python benchmarks/smollm2.py --model PATH"
@@ -151,8 +145,8 @@ def benchmark(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
             "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         },
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "problems": {"train": len(pairs("train")), "held_out": len(pairs("heldout"))},
-        "prompt": [[m.role, m.content] for m in sum_task(34, 2).prompt if isinstance(m, Message)],
+        "problems": {"train": len(numbers("train")), "held_out": len(numbers("heldout"))},
+        "prompt": [[m.role, m.content] for m in sum_task(34).prompt if isinstance(m, Message)],
         "best_constant": {"answer": constant, "accuracy": share},
         "before": summarise(before),
         "after": summarise(after),

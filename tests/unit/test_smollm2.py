@@ -7,27 +7,27 @@ import pytest
 
 from posttrain.data.baselines import best_constant
 from posttrain.errors import DataError
-from posttrain.recipes.smollm2 import SOLVED, Sums, pairs, smollm2_sums, sum_task
+from posttrain.recipes.smollm2 import SOLVED, Sums, numbers, smollm2_sums, sum_task
 from posttrain.types.describe import describe
 from posttrain.types.message import Message
 from posttrain.types.models import Trained
 
 
 def test_a_task_asks_after_the_solved_one() -> None:
-    task = sum_task(499, 2)
+    task = sum_task(499)
     assert task.prompt == (
         Message("system", "Calculate."),
         Message("user", "146 + 1 ="),
         Message("assistant", "147"),
-        Message("user", "499 + 2 ="),
+        Message("user", "499 + 1 ="),
     )
-    assert task.gold == "501"
+    assert task.gold == "500"
 
 
 def test_splits_share_nothing_and_leave_the_shown_out() -> None:
-    train, held_out = set(pairs("train")), set(pairs("heldout"))
+    train, held_out = set(numbers("train")), set(numbers("heldout"))
     assert len(held_out) == 200
-    assert len(train) == 2 * 890 - 200 - 1
+    assert len(train) == 890 - 200 - 1
     assert not train & held_out
     assert SOLVED not in train | held_out
 
@@ -49,7 +49,7 @@ def test_too_many_problems_are_refused() -> None:
 
 
 def test_no_constant_answer_is_worth_much() -> None:
-    assert best_constant([sum_task(*p) for p in pairs("heldout")])[1] < 0.05
+    assert best_constant([sum_task(a) for a in numbers("heldout")])[1] < 0.05
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct learns to add: a small real model, Dr. GRPO, a processor and no GPU.
+"""SmolLM2-135M-Instruct learns to add one: a small real model, Dr. GRPO, a processor and no GPU.
 
-A problem is a number of two or three digits plus 1 or 2, asked in a chat after one solved problem.
+A problem is a number of two or three digits plus 1, asked in a chat after one solved problem.
 The model then answers with a number, mostly a wrong one when sampled. The reward is 1 for the exact
 sum and nothing else. A hash of the problems' text decides which 200 of them are held out.
 """
@@ -30,34 +30,34 @@ MAX_TOKENS = 6
 """Three digits, the turn's end, and room to be wrong; the model has a token a digit."""
 NUM_HELD_OUT = 200
 SYSTEM = "Calculate."
-SOLVED = (146, 1)
-"""The sum shown before every problem; in neither split."""
+SOLVED = 146
+"""The number whose sum is shown before every problem; in neither split."""
 
 Split = Literal["train", "heldout"]
 
 
 @cache
-def pairs(split: Split) -> tuple[tuple[int, int], ...]:
-    """(number, 1 or 2) pairs of a split, in an order that a hash of their text gives."""
-    every = [(a, b) for a in range(10, 900) for b in (1, 2) if (a, b) != SOLVED]
-    every.sort(key=lambda pair: hashlib.sha256(asked(*pair).encode()).digest())
+def numbers(split: Split) -> tuple[int, ...]:
+    """The numbers of a split, in an order that a hash of the question gives."""
+    every = [a for a in range(10, 900) if a != SOLVED]
+    every.sort(key=lambda a: hashlib.sha256(asked(a).encode()).digest())
     return tuple(every[:NUM_HELD_OUT] if split == "heldout" else every[NUM_HELD_OUT:])
 
 
-def asked(a: int, b: int) -> str:
+def asked(a: int) -> str:
     """The user's words."""
-    return f"{a} + {b} ="
+    return f"{a} + 1 ="
 
 
-def sum_task(a: int, b: int) -> Task:
-    """The problem a + b after the solved one, as a chat."""
+def sum_task(a: int) -> Task:
+    """The problem a + 1 after the solved one, as a chat."""
     prompt = (
         Message("system", SYSTEM),
-        Message("user", asked(*SOLVED)),
-        Message("assistant", str(sum(SOLVED))),
-        Message("user", asked(a, b)),
+        Message("user", asked(SOLVED)),
+        Message("assistant", str(SOLVED + 1)),
+        Message("user", asked(a)),
     )
-    return Task(id=f"{a}+{b}", prompt=prompt, gold=str(a + b), columns={"added": b})
+    return Task(id=f"{a}+1", prompt=prompt, gold=str(a + 1))
 
 
 def _exact() -> dict[str, Verifier]:
@@ -84,14 +84,14 @@ class Sums(Source):
         Raises:
             DataError: the split has fewer.
         """
-        known = pairs(self.split)
+        known = numbers(self.split)
         if n > len(known):
             raise DataError(
                 f"Sums has {len(known)} problems in the split {self.split!r}, got a request for "
                 f"{n}. Lower groups_per_step or num_tasks."
             )
         chosen = range(n) if self.split == "heldout" else rng.permutation(len(known))[:n]
-        return [sum_task(*known[i]) for i in chosen]
+        return [sum_task(known[i]) for i in chosen]
 
 
 def held_out_sums(
