@@ -56,6 +56,11 @@ def test_size_and_spread(reasoner):
     assert not model.training
 
 
+def test_base_of_the_rotary_positions(reasoner):
+    turns = reasoner[0].model.rotary_emb.inv_freq  # radians a position, for 16 numbers a head
+    assert torch.allclose(turns, torch.tensor([100.0 ** (-i / 8) for i in range(8)]))
+
+
 @pytest.mark.parametrize("text", ["3-5=5,5+6=4", "", " a  b\n", "é 漢字 🙂", "\x00\t\r\n"])
 def test_any_text_survives(tokenizer, text):
     ids = tokenizer.encode(text)
