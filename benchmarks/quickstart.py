@@ -58,6 +58,7 @@ def main() -> None:
         "hardware": {
             "machine": platform.machine(),
             "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
             "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         },
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
