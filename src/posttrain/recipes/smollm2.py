@@ -3,6 +3,12 @@
 A problem is a number of two or three digits plus 1, asked in a chat after one solved problem.
 The model then answers with a number, mostly a wrong one when sampled. The reward is 1 for the exact
 sum and nothing else. A hash of the problems' text decides which 200 of them are held out.
+
+Measured (benchmarks/results/smollm2-sums.json, one seed): held-out accuracy sampled at temperature
+1 from 0.19 to 0.82, greedy from 0.43 to 0.83. So a good part of the gain is sharpening, doing when
+sampled what the model already did when greedy; the rest is new. Not all is gain: of the 26 held-out
+numbers of two digits it solved 5 before and 1 after, for it came to repeat them; of the 21 sums
+that carry, 1 before and 8 after (benchmarks/results/smollm2-sums.parquet).
 """
 
 from __future__ import annotations
@@ -111,7 +117,7 @@ def _decode(temperature: float) -> Decode:
 
 
 def smollm2_sums(
-    path: str = MODEL, *, seed: int = 0, steps: int = 14, lr: float = 4e-5, every: int = 5
+    path: str = MODEL, *, seed: int = 0, steps: int = 12, lr: float = 4e-5, every: int = 5
 ) -> Run:
     """Dr. GRPO on sums, all weights trained: 6 problems a step, 8 answers each.
 
