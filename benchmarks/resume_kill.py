@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
 import signal
@@ -80,23 +79,24 @@ def start(folder: Path, steps: int) -> subprocess.Popen[bytes]:
 
 def kill_in(process: subprocess.Popen[bytes], folder: Path, stage: str, rng: random.Random) -> dict:
     """Wait until the run is in a stage (at a random one of its visits), then SIGKILL it."""
-    visits, last = rng.randint(1, 3), ""
+    visits = rng.randint(1, 3) if stage == "checkpoint" else rng.randint(2, 5)
+    last = ""
     began = time.monotonic()
     while process.poll() is None and time.monotonic() - began < DEADLINE_S:
         try:
-            text = (folder / "stage").read_text()
-        except OSError:
-            text = ""
-        if text != last and text.startswith(stage):
+            now = (folder / "stage").read_text().split()[0]
+        except (OSError, IndexError):
+            now = ""
+        if now != last and now == stage:
             visits -= 1
             if visits <= 0:
                 time.sleep(0.0 if stage == "score" else rng.uniform(0, 0.02))  # scoring is short
                 break
-        last = text
+        last = now
         time.sleep(0.0005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    at = (folder / "stage").read_text().split()[0]
+    process.send_signal(signal.SIGKILL)  # nothing happens if it has ended by itself
+    ended = process.wait() == 0
+    at = "none" if ended else (folder / "stage").read_text().split()[0]
     whole = sorted(p.name for p in (folder / "checkpoints").glob("step_*"))
     aside = sorted(p.name for p in (folder / "checkpoints").glob(".writing*"))
     return {"aimed_at": stage, "killed_in": at, "checkpoints": whole, "half_written": aside}

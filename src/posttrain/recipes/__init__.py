@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from posttrain.recipes.chains import chains_run
+from posttrain.recipes.smollm2 import smollm2_sums
 from posttrain.types.run import Run
 
-RECIPES: Mapping[str, Callable[[], Run]] = MappingProxyType({"chains": chains_run})
+RECIPES: Mapping[str, Callable[[], Run]] = MappingProxyType(
+    {"chains": chains_run, "smollm2": smollm2_sums}
+)
 """Every built-in recipe by name."""
